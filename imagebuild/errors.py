@@ -1,4 +1,4 @@
-"""The errors of every verb and their exit codes; standard library only, since it also runs in the base.
+"""The errors of every verb and their exit codes. Standard library only: it also runs in the base.
 
 A message reads *where: what was expected, what was found*; `hint` is the next command or edit.
 Only `imagebuild.cli.main` and the thin scripts turn an error into an exit code.

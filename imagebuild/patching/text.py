@@ -1,0 +1,284 @@
+"""Files as text, the scopes in them and their fingerprints. Reads and computes; decides nothing.
+
+A scope is named `Class.method`, `outer.inner` or `function`; in C++ and CUDA files it is a function
+or a struct found by matching braces; "" is the whole file.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from imagebuild.patching import lexer
+
+Language = Literal["python", "cpp", "other"]
+_CPP_SUFFIXES = (".cuh", ".cu", ".h", ".hpp", ".cpp", ".cc", ".c", ".inl")
+_CPP_BLOCKS = ("struct", "class", "namespace", "union", "enum")
+# Words that stand before `(` without naming a function.
+_CPP_NO_NAMES = frozenset(
+    [
+        "if",
+        "for",
+        "while",
+        "switch",
+        "catch",
+        "return",
+        "sizeof",
+        "alignas",
+        "decltype",
+        "noexcept",
+        "requires",
+        "final",
+        "__launch_bounds__",
+        "__attribute__",
+        "__align__",
+        "__declspec",
+    ]
+)
+
+
+class TextError(Exception):
+    """The bytes cannot be patched as text; the message is a clause such as "is not UTF-8"."""
+
+
+class ScopeMissingError(Exception):
+    """The file has no scope of that name."""
+
+
+@dataclass(frozen=True)
+class SourceText:
+    """One file's text with "\\n" line ends.
+
+    Attributes:
+        text: decoded content; a byte order mark stays as its first character.
+        newline: how lines end on disk.
+    """
+
+    text: str
+    newline: Literal["\n", "\r\n"]
+
+    def encode(self, text: str) -> bytes:
+        """Bytes of `text` in this file's conventions."""
+        return text.replace("\n", self.newline).encode("utf-8")
+
+
+@dataclass(frozen=True)
+class Span:
+    """Half-open range of character offsets."""
+
+    start: int
+    stop: int
+
+    def overlaps(self, other: Span) -> bool:
+        """Whether the two share a character; empty spans touch nothing."""
+        return self.start < other.stop and other.start < self.stop
+
+
+def decode(data: bytes) -> SourceText:
+    """Decodes a file for patching.
+
+    Raises:
+        TextError: not UTF-8, or a mixture of line ends that could not be written back as it was.
+    """
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise TextError(
+            f"is not UTF-8 (byte {error.start} is 0x{data[error.start]:02x})"
+        ) from error
+    pairs = text.count("\r\n")
+    if text.count("\r") != pairs:
+        raise TextError("has carriage returns that end no line, so it cannot be written back")
+    if pairs and pairs != text.count("\n"):
+        raise TextError(
+            f"mixes line ends ({pairs} of {text.count(chr(10))} are CRLF), "
+            "so it cannot be written back"
+        )
+    return SourceText(text.replace("\r\n", "\n"), "\r\n" if pairs else "\n")
+
+
+def language(path: str) -> Language:
+    """Which lexer and scope rules apply to a file."""
+    if path.endswith(".py"):
+        return "python"
+    return "cpp" if path.endswith(_CPP_SUFFIXES) else "other"
+
+
+def scope_spans(text: str, path: str, scope: str) -> tuple[Span, ...]:
+    """Where a scope stands; more than one span when it is defined more than once.
+
+    Raises:
+        ScopeMissingError: there is no such scope.
+        TextError: the file does not parse, so its scopes cannot be told.
+    """
+    if not scope:
+        return (Span(0, len(text)),)
+    found = scopes(text, language(path)).get(scope)
+    if not found:
+        raise ScopeMissingError(scope)
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def scopes(text: str, kind: Language) -> dict[str, tuple[Span, ...]]:
+    """Every named scope of a file. Raises TextError when Python source does not parse."""
+    found: dict[str, list[Span]] = {}
+    if kind == "python":
+        _python_scopes(text, found)
+    elif kind == "cpp":
+        _cpp_scopes(text, found)
+    return {name: tuple(spans) for name, spans in found.items()}
+
+
+def _python_scopes(text: str, found: dict[str, list[Span]]) -> None:
+    try:
+        module = ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        where = f" (line {line}: {getattr(error, 'msg', error)})" if line else ""
+        raise TextError(f"does not parse as Python{where}") from error
+    starts = _line_starts(text)
+
+    def walk(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                name = f"{prefix}{child.name}"
+                first = min([child.lineno, *(d.lineno for d in child.decorator_list)])
+                last = child.end_lineno or child.lineno
+                found.setdefault(name, []).append(Span(starts[first - 1], starts[last]))
+                walk(child, name + ".")
+            elif isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
+                walk(child, prefix)
+
+    walk(module, "")
+
+
+def _line_starts(text: str) -> list[int]:
+    """Offset of each line, and the end of the text last; only "\\n" ends a line, as for `ast`."""
+    starts = [0]
+    while (at := text.find("\n", starts[-1])) >= 0:
+        starts.append(at + 1)
+    return [*starts, len(text)]
+
+
+def _cpp_scopes(text: str, found: dict[str, list[Span]]) -> None:
+    """Finds functions and structs by matching braces; statements inside functions are skipped."""
+    tokens = list(lexer.cpp_spans(text))
+    blocks: list[tuple[str, str, int]] = []  # kind, name and start of each open block
+    head = 0  # index of the first token of the declaration under way
+    for index, (token, start) in enumerate(tokens):
+        in_function = any(kind == "function" for kind, _name, _start in blocks)
+        if token in (";", lexer.NEWLINE) and not in_function:
+            head = index + 1
+        elif token == "{":
+            kind, name = ("", "") if in_function else _cpp_block(tokens[head:index])
+            begin = tokens[head][1] if head < index else start
+            blocks.append((kind, name, text.rfind("\n", 0, begin) + 1))
+            head = index + 1
+        elif token == "}" and blocks:
+            kind, name, begin = blocks.pop()
+            if name and kind in ("function", "struct"):
+                outer = [n for k, n, _start in blocks if k == "struct" and n]
+                stop = text.find("\n", start)
+                span = Span(begin, len(text) if stop < 0 else stop + 1)
+                found.setdefault(".".join([*outer, name]), []).append(span)
+            head = index + 1
+
+
+def _cpp_block(declaration: list[tuple[str, int]]) -> tuple[str, str]:
+    """Kind (function, struct, namespace, "") and name of the block that a declaration opens."""
+    words = [token for token, _start in declaration]
+    depth = 0
+    for index, word in enumerate(words):
+        before = words[index - 1] if index and word == "(" and depth == 0 else ""
+        if before.isidentifier() and before not in _CPP_NO_NAMES:
+            return "function", before
+        depth += (word in ("<", "(")) - (word in (">", ")"))
+    for kind in _CPP_BLOCKS:
+        if kind in words:
+            after = [word for word in words[words.index(kind) + 1 :] if word.isidentifier()]
+            named = [word for word in after if word not in _CPP_NO_NAMES]
+            return ("namespace" if kind == "namespace" else "struct"), named[0] if named else ""
+    return "", ""
+
+
+def fingerprint(text: str, path: str, scope: str) -> str:
+    """Digest of a scope's tokens (see `imagebuild.patching.lexer`).
+
+    Raises:
+        ScopeMissingError, TextError: as `scope_spans`.
+    """
+    parts = [text[span.start : span.stop] for span in scope_spans(text, path, scope)]
+    kind = language(path)
+
+    lex = {"python": lexer.python_tokens, "cpp": lexer.cpp_tokens, "other": _plain_tokens}[kind]
+    return lexer.fingerprint(itertools.chain.from_iterable(lex(part) for part in parts))
+
+
+def _plain_tokens(text: str) -> Iterator[str]:
+    return (line.strip() for line in text.split("\n"))
+
+
+def find_all(text: str, needle: str, spans: tuple[Span, ...]) -> list[int]:
+    """Offsets of every occurrence that lies wholly inside one of the spans, without overlaps."""
+    found: list[int] = []
+    for span in sorted(set(spans), key=lambda s: s.start):
+        at = max(span.start, found[-1] + len(needle) if found else 0)
+        while needle and (at := text.find(needle, at, span.stop)) >= 0:
+            found.append(at)
+            at += len(needle)
+    return found
+
+
+def line_of(text: str, offset: int) -> int:
+    """1-based line number of an offset."""
+    return text.count("\n", 0, offset) + 1
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Text that looks like a missing anchor.
+
+    Attributes:
+        path: file it stands in.
+        line: 1-based first line.
+        similarity: 0 to 1 by `difflib`.
+        text: the lines themselves.
+    """
+
+    path: str
+    line: int
+    similarity: float
+    text: str
+
+
+def nearest(text: str, path: str, anchor: str, spans: tuple[Span, ...]) -> Candidate | None:
+    """The lines inside the spans that look most like `anchor`; None when nothing is alike."""
+    wanted = anchor.strip("\n").split("\n")
+    best: tuple[float, int, list[str]] = (0.0, 0, [])
+    # The longest line is the most telling one: look for it first, then compare whole windows.
+    key = max(range(len(wanted)), key=lambda i: len(wanted[i].strip()))
+    for span in spans:
+        first = line_of(text, span.start)
+        lines = text[span.start : span.stop].split("\n")
+        matcher = difflib.SequenceMatcher(autojunk=False)
+        matcher.set_seq2(wanted[key].strip())
+        ranked = []
+        for index, line in enumerate(lines):
+            matcher.set_seq1(line.strip())
+            if matcher.real_quick_ratio() > 0.4 and matcher.quick_ratio() > 0.4:
+                ranked.append((matcher.ratio(), index))
+        for _ratio, index in sorted(ranked, reverse=True)[:5]:
+            begin = max(0, index - key)
+            window = lines[begin : begin + len(wanted)]
+            ratio = difflib.SequenceMatcher(
+                None, "\n".join(window), "\n".join(wanted), autojunk=False
+            ).ratio()
+            if ratio > best[0]:
+                best = (ratio, first + begin, window)
+    return Candidate(path, best[1], round(best[0], 3), "\n".join(best[2])) if best[2] else None
