@@ -160,9 +160,8 @@ def apply(
         _refuse_foreign_edits(root, tree, evaluation)
         mode = bytecode or ("rebuild" if is_own_site(root) else "remove")
         desired = _desired(root, tree, evaluation, manifest, mode)
-        new = _manifest(
-            root, tree, desired, evaluation, identity, (recipe, gpu_arch, series.digest)
-        )
+        built = _Built(recipe, gpu_arch, series.digest, identity)
+        new = _manifest(root, tree, desired, evaluation, built)
         written = _write_differences(root, desired, manifest, new)
     return Result(evaluation, written)
 
