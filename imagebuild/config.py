@@ -1,0 +1,167 @@
+"""Recipes: what a person decides about a build, as frozen data. Standard library only."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from imagebuild.errors import UsageError
+from imagebuild.patching.patch import GPU_ARCHES, GpuArch
+from imagebuild.patching.series import Series, load_series
+
+ROOT = Path(__file__).resolve().parent.parent
+PLATFORMS = ("linux/amd64", "linux/arm64")
+# What `uname -m` prints, and the arch whose cards sit in such a machine.
+HOST_ARCHES: Mapping[str, GpuArch] = {"x86_64": "sm_120", "aarch64": "sm_121"}
+
+_SCHEMA: Mapping[str, type] = {
+    "schema": int,
+    "name": str,
+    "description": str,
+    "series": str,
+    "patches": str,
+    "base": dict,
+    "wheels": dict,
+    "image_pins": dict,
+    "gpu_arch": dict,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One recipe.
+
+    Attributes:
+        root: the repository.
+        name: of the recipe, equal to its folder's name.
+        description: one line.
+        base_version: the vLLM release that a build uses by default.
+        site_packages: folder of the packages inside the base image, without a leading slash.
+        python: minor version of the base's interpreter, for wheel tags and markers.
+        site: projects whose wheels make up the tree; the first is vLLM.
+        pins: projects whose exact versions are watched.
+        image_pins: by base version, the versions that the image ships instead.
+        platforms: docker's platform of each gpu_arch.
+    """
+
+    root: Path
+    name: str
+    description: str
+    series_file: Path
+    patches_dir: Path
+    base_version: str
+    site_packages: str
+    python: str
+    site: tuple[str, ...]
+    pins: tuple[str, ...]
+    image_pins: Mapping[str, Mapping[str, str]]
+    platforms: Mapping[GpuArch, str]
+
+    @property
+    def folder(self) -> Path:
+        """The recipe's own folder."""
+        return self.series_file.parent
+
+    @property
+    def lock_file(self) -> Path:
+        """Its lock."""
+        return self.folder / "lock.toml"
+
+    def series(self) -> Series:
+        """Its patches, loaded and validated. Raises UsageError."""
+        return load_series(self.series_file, self.patches_dir, self.root / "image" / "runtime")
+
+
+def recipes(root: Path = ROOT) -> list[str]:
+    """Names of the recipes there are."""
+    return sorted(path.parent.name for path in (root / "image").glob("*/recipe.toml"))
+
+
+def load_recipe(name: str, root: Path = ROOT) -> Recipe:
+    """Reads `image/<name>/recipe.toml`.
+
+    Raises:
+        UsageError: there is none, or it is malformed; the message names key, expected and found.
+    """
+    path = root / "image" / name / "recipe.toml"
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        known = ", ".join(recipes(root)) or "none"
+        raise UsageError(f"{path}: expected a recipe, found no such file",
+                         hint=f"recipes: {known}") from error  # fmt: skip
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: expected TOML, found: {error}") from error
+    reader = _Reader(path, content)
+    reader.check(_SCHEMA)
+    if content["schema"] != 1:
+        raise UsageError(f"{path}: expected schema = 1, found {content['schema']!r}")
+    if content["name"] != name:
+        raise UsageError(f"{path}: expected name = {name!r}, found {content['name']!r}")
+    site = reader.texts("wheels", "site")
+    if "vllm" not in site[:1]:
+        raise UsageError(f"{path}: wheels.site: expected vllm first, found {list(site)!r}")
+    return Recipe(
+        root=root,
+        name=name,
+        description=content["description"],
+        series_file=path.parent / content["series"],
+        patches_dir=root / content["patches"],
+        base_version=reader.text("base", "version"),
+        site_packages=reader.text("base", "site_packages").strip("/"),
+        python=reader.text("base", "python"),
+        site=site,
+        pins=reader.texts("wheels", "pins"),
+        image_pins=content["image_pins"],
+        platforms=reader.platforms(),
+    )
+
+
+class _Reader:
+    """Typed access with errors that say where, what was expected and what was found."""
+
+    def __init__(self, path: Path, content: dict[str, Any]) -> None:
+        self.path = path
+        self.content = content
+
+    def check(self, schema: Mapping[str, type]) -> None:
+        for key in self.content:
+            if key not in schema:
+                raise UsageError(f"{self.path}: unknown key {key!r}",
+                                 hint=f"known keys: {', '.join(schema)}")  # fmt: skip
+        for key, kind in schema.items():
+            self._value(self.content, key, key, kind)
+
+    def text(self, table: str, key: str) -> str:
+        return str(self._value(self.content[table], key, f"{table}.{key}", str))
+
+    def texts(self, table: str, key: str) -> tuple[str, ...]:
+        value = self._value(self.content[table], key, f"{table}.{key}", list)
+        if (
+            not isinstance(value, list)
+            or not value
+            or not all(isinstance(item, str) for item in value)
+        ):
+            raise UsageError(f"{self.path}: {table}.{key}: expected names, found {value!r}")
+        return tuple(value)
+
+    def platforms(self) -> dict[GpuArch, str]:
+        table = self.content["gpu_arch"]
+        for arch, platform in table.items():
+            if arch not in GPU_ARCHES or platform not in PLATFORMS:
+                raise UsageError(
+                    f"{self.path}: gpu_arch.{arch}: expected one of {', '.join(GPU_ARCHES)} "
+                    f"with one of {', '.join(PLATFORMS)}, found {platform!r}"
+                )
+        return dict(table)
+
+    def _value(self, table: dict[str, Any], key: str, label: str, kind: type) -> object:
+        if key not in table:
+            raise UsageError(f"{self.path}: expected the key {label}, found none")
+        if not isinstance(table[key], kind):
+            raise UsageError(f"{self.path}: {label}: expected {kind.__name__}, "
+                             f"found {table[key]!r}")  # fmt: skip
+        return table[key]

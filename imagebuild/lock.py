@@ -1,0 +1,158 @@
+"""The lock: resolved facts of every supported base, read here and written by `lock_update`.
+
+Standard library only: verify reads it inside the base.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from imagebuild.errors import IntegrityError
+from imagebuild.patching.evaluate import Fingerprints
+from imagebuild.patching.tree import Identity
+from imagebuild.patching.versions import VersionRange, is_release_known, release
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class WheelPin:
+    """One wheel by its hash. `size` is in bytes."""
+
+    filename: str
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class BaseLock:
+    """What the lock holds for one vLLM release.
+
+    Attributes:
+        version: the release.
+        commit: hex digits that its wheel states, abbreviated as there.
+        wheels: pins by project and platform ("any" for a wheel without native code).
+        versions: version of each project in `wheels`.
+        pins: exact versions that the wheels require, by project.
+        fingerprints: by patch, then by symbol.
+    """
+
+    version: str
+    commit: str
+    wheels: Mapping[str, Mapping[str, WheelPin]]
+    versions: Mapping[str, str]
+    pins: Mapping[str, str]
+    fingerprints: Mapping[str, Fingerprints] = field(default_factory=dict)
+
+    def wheel(self, project: str, platform: str) -> WheelPin:
+        """The pin for a platform. Raises IntegrityError when it is not locked."""
+        pins = self.wheels.get(project, {})
+        pin = pins.get(platform) or pins.get("any")
+        if pin is None:
+            raise IntegrityError(
+                f"lock: no wheel of {project} for {platform} under vLLM {self.version}",
+                hint=f"build.py lock update --base-version {self.version}",
+            )
+        return pin
+
+
+@dataclass(frozen=True)
+class Lock:
+    """All locked bases, in the order of their versions."""
+
+    path: Path
+    bases: Mapping[str, BaseLock]
+
+    def base(self, version: str) -> BaseLock:
+        """The table of a release. Raises IntegrityError when it is not locked."""
+        if version not in self.bases:
+            known = ", ".join(self.bases) or "none"
+            raise IntegrityError(
+                f"{self.path}: vLLM {version} is not locked (locked: {known})",
+                hint=f"build.py lock update --base-version {version}",
+            )
+        return self.bases[version]
+
+    def identify(self, identity: Identity) -> Identity:
+        """The identity with the release that a known commit stands for.
+
+        A build between releases may name a version that says nothing; the commit decides.
+        """
+        for base in self.bases.values():
+            if _same_commit(base.commit, identity.commit):
+                return Identity(base.version, identity.commit, identity.source)
+        return identity
+
+    def fingerprints_for(self, identity: Identity) -> Callable[[str, str], Fingerprints | None]:
+        """A lookup (patch, variant range) -> fingerprints of the nearest base in that range.
+
+        Nearest is the last base not after the tree's version, else the first one in the range.
+        """
+        known = is_release_known(identity.version)
+
+        def look_up(patch: str, versions: str) -> Fingerprints | None:
+            inside = [v for v in self.bases if v in VersionRange.parse(versions)]
+            before = [v for v in inside if known and release(v) <= release(identity.version)]
+            nearest = before[-1] if before else (inside[0] if inside else None)
+            return self.bases[nearest].fingerprints.get(patch) if nearest else None
+
+        return look_up
+
+
+def _same_commit(one: str, other: str) -> bool:
+    """Whether two possibly abbreviated commits agree; seven digits at least."""
+    length = min(len(one), len(other))
+    return length >= 7 and one[:length] == other[:length]
+
+
+def read_lock(path: Path) -> Lock:
+    """Reads a lock; an absent file is an empty lock.
+
+    Raises:
+        IntegrityError: unreadable or malformed.
+    """
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return Lock(path, {})
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise IntegrityError(f"{path}: expected a lock in TOML, found: {error}") from error
+    try:
+        if content["schema"] != SCHEMA:
+            raise ValueError(f"schema {content['schema']!r}, expected {SCHEMA}")
+        tables = content.get("base", {})
+        bases = {v: _base(v, tables[v]) for v in sorted(tables, key=release)}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise IntegrityError(f"{path}: the lock is malformed: {what}",
+                             hint="build.py lock update writes it anew") from error  # fmt: skip
+    return Lock(path, bases)
+
+
+def _base(version: str, table: Mapping[str, Any]) -> BaseLock:
+    wheels = {
+        project: {platform: _pin(pin) for platform, pin in entry["files"].items()}
+        for project, entry in table["wheels"].items()
+    }
+    return BaseLock(
+        version=version,
+        commit=str(table["commit"]),
+        wheels=wheels,
+        versions={project: str(entry["version"]) for project, entry in table["wheels"].items()},
+        pins={project: str(pin) for project, pin in table["pins"].items()},
+        fingerprints={
+            patch: {symbol: str(value) for symbol, value in entries.items()}
+            for patch, entries in table.get("fingerprints", {}).items()
+        },
+    )
+
+
+def _pin(entry: Mapping[str, Any]) -> WheelPin:
+    digest = str(entry["sha256"])
+    if len(digest) != 64:
+        raise ValueError(f"sha256 {digest!r} has {len(digest)} digits, expected 64")
+    return WheelPin(str(entry["filename"]), digest, int(entry["size"]))
