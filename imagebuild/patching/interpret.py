@@ -159,7 +159,9 @@ class Interpreter:
         if isinstance(base, Opaque):
             text = f"{base.text}.{node.attr}"
             return self.names.get(text, Opaque(text, base.named))
-        if not node.attr.startswith("_") and hasattr(base, node.attr):
+        # Private names only of the records that a probe gives: others are Python's own.
+        is_open = isinstance(base, SimpleNamespace) or not node.attr.startswith("_")
+        if is_open and hasattr(base, node.attr):
             return getattr(base, node.attr)
         if node.attr in self.methods:
             method = self.methods[node.attr]
@@ -186,7 +188,15 @@ class Interpreter:
                 return _unknown(node)
         if target in _BUILTINS.values() and any(isinstance(item, Opaque) for item in args):
             return _unknown(node)
-        return self._run(target, args, keywords) if callable(target) else _unknown(node)
+        if not callable(target):
+            return _unknown(node)
+        try:
+            return self._run(target, args, keywords)
+        except Raised:
+            # A stand-in that cannot take an unknown value says nothing about the source.
+            if any(isinstance(item, Opaque) for item in (*args, *keywords.values())):
+                return _unknown(node)
+            raise
 
     @staticmethod
     def _run(target: Callable[..., Any], args: list[Any], words: dict[str, Any]) -> Any:
