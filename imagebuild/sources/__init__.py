@@ -1,0 +1,1 @@
+"""Where upstream bytes come from: package indexes, wheels and the cache."""
