@@ -1,0 +1,71 @@
+"""Writing to a disk that may be full or read-only; it knows nothing of caches."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from imagebuild.errors import EngineError
+
+BLOCK = 1 << 20  # bytes per read while hashing
+
+
+class DiskError(EngineError):
+    """The disk is full or a folder cannot be written."""
+
+
+@contextlib.contextmanager
+def disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
+    """Turns an OSError of writing under `folder` into a DiskError of one sentence.
+
+    Args:
+        folder: named in the message.
+        needed: bytes that were to be written, where known.
+    """
+    try:
+        yield
+    except OSError as error:
+        amount = f"room for {needed} bytes" if needed is not None else "to write"
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        found = "no space left there" if full else (error.strerror or type(error).__name__)
+        hint = "name a folder that can be written: IMAGEBUILD_CACHE=DIR"
+        if full:
+            hint = "free some space, run `build.py cache prune`, or set IMAGEBUILD_CACHE=DIR"
+        raise DiskError(f"{folder}: expected {amount}, found {found}", hint=hint) from error
+
+
+def hash_file(file: BinaryIO, digest: hashlib._Hash | None = None) -> hashlib._Hash:
+    """Hashes from the current position to the end; returns the sha256 so far."""
+    digest = digest or hashlib.sha256()
+    while block := file.read(BLOCK):
+        digest.update(block)
+    return digest
+
+
+def write_all(file: BinaryIO, data: bytes) -> None:
+    """Writes all of `data` to an unbuffered file, which may take it in pieces."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that an unprivileged user may still write under `folder`, which need not exist."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes names that were added to or removed from `folder` last."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
