@@ -39,6 +39,9 @@ _HARMLESS = frozenset(
 )
 
 
+SYSTEM_FILE = Path("/etc/pip.conf")
+
+
 def _words(value: str) -> str:
     return " ".join(value.split())
 
@@ -123,5 +126,5 @@ def _files(environ: Mapping[str, str]) -> list[Path]:
     folders = [Path(folder) / "pip" for folder in reversed(system.split(":")) if folder]
     user = Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "pip"
     files = [folder / "pip.conf" for folder in folders]
-    files += [Path("/etc/pip.conf"), home / ".pip" / "pip.conf", user / "pip.conf"]
+    files += [SYSTEM_FILE, home / ".pip" / "pip.conf", user / "pip.conf"]
     return files + ([Path(chosen)] if chosen else [])
