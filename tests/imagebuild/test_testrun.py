@@ -112,11 +112,11 @@ def test_interpreters_are_asked_for_their_version(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # Like pyenv's shim: there for every version, and failing for those not chosen.
-    shim = tmp_path / "python3.12"
+    shim = tmp_path / f"python{OTHERS[0]}"
     shim.write_text("#!/bin/sh\nexit 127\n")
     shim.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert testrun.find_interpreter("3.12") is None
+    assert testrun.find_interpreter(OTHERS[0]) is None
     real = tmp_path / f"python{OWN}"
     real.symlink_to(sys.executable)
     assert testrun.find_interpreter(OWN) == str(real)
