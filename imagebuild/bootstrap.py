@@ -138,7 +138,7 @@ def _locked(venv: Path) -> Iterator[int]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"waiting for another call that prepares {venv.name} ...")
+            say(f"waiting for another call that prepares {_shown(venv)} ...")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield lock
     finally:
@@ -156,7 +156,7 @@ def _prepare(venv: Path, layers: Sequence[Layer], base: str, lock: int) -> bool:
             continue
         done = True
         stamp, requirements = layer
-        say(f"preparing {venv.name} ({why}) ...")
+        say(f"preparing {_shown(venv)} ({why}) ...")
         if layer is layers[0]:
             stamps = [name for name, _ in layers]
             venvs.make(venv, base, requirements, lock, stamps)
@@ -165,6 +165,10 @@ def _prepare(venv: Path, layers: Sequence[Layer], base: str, lock: int) -> bool:
             venvs.add(venv, requirements, lock)
         _write_stamp(venv / stamp, _stamp_text(venv, requirements))
     return done
+
+
+def _shown(venv: Path) -> str:
+    return os.path.relpath(venv, ROOT)
 
 
 def _write_stamp(path: Path, text: str) -> None:
