@@ -41,7 +41,7 @@ class Recipe:
         base_version: the vLLM release that a build uses by default.
         site_packages: folder of the packages inside the base image, without a leading slash.
         python: minor version of the base's interpreter, for wheel tags and markers.
-        site: projects whose wheels make up the tree; the first is vLLM.
+        site: the package of each project whose wheel is in the tree; the first is vLLM.
         pins: projects whose exact versions are watched.
         image_pins: by base version, the versions that the image ships instead.
         platforms: docker's platform of each gpu_arch.
@@ -55,7 +55,7 @@ class Recipe:
     base_version: str
     site_packages: str
     python: str
-    site: tuple[str, ...]
+    site: Mapping[str, str]
     pins: tuple[str, ...]
     image_pins: Mapping[str, Mapping[str, str]]
     platforms: Mapping[GpuArch, str]
@@ -101,8 +101,8 @@ def load_recipe(name: str, root: Path = ROOT) -> Recipe:
         raise UsageError(f"{path}: expected schema = 1, found {content['schema']!r}")
     if content["name"] != name:
         raise UsageError(f"{path}: expected name = {name!r}, found {content['name']!r}")
-    site = reader.texts("wheels", "site")
-    if "vllm" not in site[:1]:
+    site = reader.names("wheels", "site")
+    if next(iter(site), "") != "vllm":
         raise UsageError(f"{path}: wheels.site: expected vllm first, found {list(site)!r}")
     return Recipe(
         root=root,
@@ -147,6 +147,13 @@ class _Reader:
         ):
             raise UsageError(f"{self.path}: {table}.{key}: expected names, found {value!r}")
         return tuple(value)
+
+    def names(self, table: str, key: str) -> dict[str, str]:
+        value = self._value(self.content[table], key, f"{table}.{key}", dict)
+        if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
+            raise UsageError(f"{self.path}: {table}.{key}: expected PROJECT = PACKAGE, "
+                             f"found {value!r}")  # fmt: skip
+        return dict(value)
 
     def platforms(self) -> dict[GpuArch, str]:
         table = self.content["gpu_arch"]

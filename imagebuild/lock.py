@@ -35,6 +35,7 @@ class BaseLock:
     Attributes:
         version: the release.
         commit: hex digits that its wheel states, abbreviated as there.
+        epoch: seconds since 1970 when its wheel was published: the time of all that we write.
         wheels: pins by project and platform ("any" for a wheel without native code).
         versions: version of each project in `wheels`.
         pins: exact versions that the wheels require, by project.
@@ -43,6 +44,7 @@ class BaseLock:
 
     version: str
     commit: str
+    epoch: int
     wheels: Mapping[str, Mapping[str, WheelPin]]
     versions: Mapping[str, str]
     pins: Mapping[str, str]
@@ -62,10 +64,17 @@ class BaseLock:
 
 @dataclass(frozen=True)
 class Lock:
-    """All locked bases, in the order of their versions."""
+    """All locked bases, in the order of their versions.
+
+    Attributes:
+        path: the file.
+        bases: by version.
+        requires: pins that another wheel makes, by "project==version", such as torch's NCCL.
+    """
 
     path: Path
     bases: Mapping[str, BaseLock]
+    requires: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def base(self, version: str) -> BaseLock:
         """The table of a release. Raises IntegrityError when it is not locked."""
@@ -87,18 +96,24 @@ class Lock:
                 return Identity(base.version, identity.commit, identity.source)
         return identity
 
-    def fingerprints_for(self, identity: Identity) -> Callable[[str, str], Fingerprints | None]:
-        """A lookup (patch, variant range) -> fingerprints of the nearest base in that range.
+    def nearest(self, identity: Identity, versions: str) -> str | None:
+        """The locked base in a range that a tree is compared with.
 
-        Nearest is the last base not after the tree's version, else the first one in the range.
+        That is the last one not after the tree's version, else the first one in the range.
         """
-        known = is_release_known(identity.version)
+        inside = [version for version in self.bases if version in VersionRange.parse(versions)]
+        if is_release_known(identity.version):
+            own = release(identity.version)
+            before = [version for version in inside if release(version) <= own]
+            inside = before[-1:] or inside[:1]
+        return inside[-1] if inside else None
+
+    def fingerprints_for(self, identity: Identity) -> Callable[[str, str], Fingerprints | None]:
+        """A lookup (patch, variant range) -> fingerprints of the nearest base in that range."""
 
         def look_up(patch: str, versions: str) -> Fingerprints | None:
-            inside = [v for v in self.bases if v in VersionRange.parse(versions)]
-            before = [v for v in inside if known and release(v) <= release(identity.version)]
-            nearest = before[-1] if before else (inside[0] if inside else None)
-            return self.bases[nearest].fingerprints.get(patch) if nearest else None
+            version = self.nearest(identity, versions)
+            return self.bases[version].fingerprints.get(patch) if version else None
 
         return look_up
 
@@ -126,11 +141,15 @@ def read_lock(path: Path) -> Lock:
             raise ValueError(f"schema {content['schema']!r}, expected {SCHEMA}")
         tables = content.get("base", {})
         bases = {v: _base(v, tables[v]) for v in sorted(tables, key=release)}
+        requires = {
+            str(wheel): {project: str(pin) for project, pin in pins.items()}
+            for wheel, pins in content.get("requires", {}).items()
+        }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise IntegrityError(f"{path}: the lock is malformed: {what}",
                              hint="build.py lock update writes it anew") from error  # fmt: skip
-    return Lock(path, bases)
+    return Lock(path, bases, requires)
 
 
 def _base(version: str, table: Mapping[str, Any]) -> BaseLock:
@@ -141,6 +160,7 @@ def _base(version: str, table: Mapping[str, Any]) -> BaseLock:
     return BaseLock(
         version=version,
         commit=str(table["commit"]),
+        epoch=int(table["epoch"]),
         wheels=wheels,
         versions={project: str(entry["version"]) for project, entry in table["wheels"].items()},
         pins={project: str(pin) for project, pin in table["pins"].items()},

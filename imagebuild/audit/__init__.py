@@ -1,0 +1,1 @@
+"""The drift audit: what a release of vLLM means for every patch, and how that is reported."""

@@ -1,0 +1,1 @@
+"""The engines that turn a recipe into something that can be served."""

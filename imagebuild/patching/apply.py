@@ -134,6 +134,7 @@ def apply(
     *,
     recipe: str,
     bytecode: ByteCode | None = None,
+    known_as: Callable[[Identity], Identity] = lambda identity: identity,
 ) -> Result:
     """Patches the tree at `root`, all or nothing.
 
@@ -145,6 +146,7 @@ def apply(
         recipe: name for the manifest.
         bytecode: rebuild the byte code of changed files with this interpreter, or only remove
             it; by default rebuild exactly when `root` belongs to this interpreter.
+        known_as: the identity that a tree's commit is known to stand for.
 
     Raises:
         ReviewError: a verdict that a person must look at, and is not declared.
@@ -154,7 +156,8 @@ def apply(
     with transaction.locked(root):
         transaction.recover(root)
         tree, manifest = pristine(root)
-        identity = identify(tree, source=str(root))
+        identity = known_as(identify(tree, source=str(root)))
+        tree = OverlayTree(tree, {}, identity)
         evaluation = evaluate(series, tree, gpu_arch, fingerprints(identity))
         refuse_unless_green(evaluation, identity)
         _refuse_foreign_edits(root, tree, evaluation)

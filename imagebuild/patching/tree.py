@@ -83,15 +83,21 @@ class DirTree:
 
 
 class OverlayTree:
-    """A tree with some files replaced in memory; `None` hides a file."""
+    """A tree with some files replaced in memory; `None` hides a file.
 
-    def __init__(self, base: Tree, files: Mapping[str, bytes | None]) -> None:
+    `identity`, when given, is what the tree is known to be in spite of what it says.
+    """
+
+    def __init__(
+        self, base: Tree, files: Mapping[str, bytes | None], identity: Identity | None = None
+    ) -> None:
         self.base = base
         self.files = files
+        self._identity = identity
 
     @property
     def identity(self) -> Identity:
-        return self.base.identity
+        return self._identity or self.base.identity
 
     def read(self, path: str) -> bytes:
         if path in self.files:

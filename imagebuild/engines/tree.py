@@ -1,0 +1,219 @@
+"""Builds a patched site-packages from wheels, without a daemon, root or the target's processor.
+
+Nothing of the target is executed, so an sm_121 (aarch64) tree is built on any machine. The result
+is a folder that is replaced in one step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from imagebuild import verify
+from imagebuild.config import Recipe
+from imagebuild.errors import BrokenError, raise_collected
+from imagebuild.files import only_one, replaced_folder, write_atomically
+from imagebuild.lock import BaseLock, Lock
+from imagebuild.patching.apply import Result, apply, changed_files
+from imagebuild.patching.manifest import FOLDER, MANIFEST, Manifest, read_manifest
+from imagebuild.patching.patch import GpuArch
+from imagebuild.patching.series import Series
+from imagebuild.sources.wheel import WheelTree
+from imagebuild.upstream import Upstream
+
+SITE = "site"
+LAYER = "layer.tar"
+BUILD = "build.json"
+_CODE = Path(__file__).resolve().parent.parent
+_DECIDING = ("patching", "engines")
+# Byte code of the base image that a layer must hide: it was compiled from the unpatched source.
+_OPTIMISATIONS = ("", ".opt-1", ".opt-2")
+
+Step = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be built, and where."""
+
+    recipe: Recipe
+    lock: Lock
+    series: Series
+    base: BaseLock
+    gpu_arch: GpuArch
+    dist: Path
+
+    @property
+    def platform(self) -> str:
+        """Docker's word for the target."""
+        return self.recipe.platforms[self.gpu_arch]
+
+    @property
+    def folder(self) -> Path:
+        """Where the result goes."""
+        return self.dist / f"{self.recipe.name}-{self.gpu_arch}"
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """Everything that decides the result; equal inputs need no second build."""
+        wheels = {p: self.base.wheel(p, self.platform).sha256 for p in self.recipe.site}
+        fixed = json.dumps(self.base.fingerprints, sort_keys=True).encode()
+        return {
+            **wheels,
+            "recipe": self.recipe.name,
+            "base": self.base.version,
+            "gpu_arch": self.gpu_arch,
+            "site_packages": self.recipe.site_packages,
+            "python": self.recipe.python,
+            "epoch": str(self.base.epoch),
+            "series": self.series.digest,
+            "fingerprints": hashlib.sha256(fixed).hexdigest(),
+            "tool": _tool_digest(),
+        }
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a build gave.
+
+    Attributes:
+        folder: the result.
+        layer_sha256: digest of `layer.tar`.
+        did_work: False when the result was up to date.
+        result: the verdicts; None when nothing was done.
+    """
+
+    folder: Path
+    layer_sha256: str
+    did_work: bool
+    result: Result | None
+
+
+def build(request: Request, upstream: Callable[[], Upstream], step: Step) -> Built:
+    """Builds the tree, or finds that it is up to date.
+
+    Args:
+        request: what to build.
+        upstream: opened only when something has to be read.
+        step: told what is under way, one line each.
+
+    Raises:
+        ReviewError, BrokenError: the series does not fit, or verify found problems.
+        IntegrityError: a wheel is not the locked one.
+        EngineError: network or disk.
+    """
+    known = up_to_date(request)
+    if known:
+        return known
+    with only_one(request.dist / f".{request.folder.name}.lock", f"a build of {request.folder}"):
+        return _build(request, upstream, step)
+
+
+def up_to_date(request: Request) -> Built | None:
+    """The result on disk when it was built from the same inputs and its layer is whole."""
+    try:
+        content = json.loads((request.folder / BUILD).read_bytes())
+        digest = _sha256(request.folder / LAYER)
+        manifest = (request.folder / "manifest.json").read_bytes()
+        in_site = (request.folder / SITE / MANIFEST).read_bytes()
+    except (OSError, ValueError):
+        return None
+    same = content == _build_record(request, digest) and manifest == in_site
+    if not same or changed_files(request.folder / SITE, Manifest.from_bytes(manifest, MANIFEST)):
+        return None
+    return Built(request.folder, digest, False, None)
+
+
+def _build(request: Request, upstream: Callable[[], Upstream], step: Step) -> Built:
+    wheels: list[Path] = []
+    with upstream() as session:
+        for project in request.recipe.site:
+            pin = request.base.wheel(project, request.platform)
+            step(f"fetch {pin.filename} ({pin.size / 1e6:.0f} MB)")
+            version = request.base.versions[project]
+            wheels.append(session.fetch(project, version, request.platform, pin))
+        with replaced_folder(request.folder) as partial:
+            site = partial / SITE
+            site.mkdir()
+            for wheel in wheels:
+                step(f"unpack {wheel.name}")
+                with WheelTree(wheel, platform=request.platform) as tree:
+                    tree.extract(site, request.base.epoch)
+            step(f"apply {len(request.series.patches)} patches")
+            result = apply(site, request.series, request.gpu_arch, request.lock.fingerprints_for,
+                           recipe=request.recipe.name, bytecode="remove",
+                           known_as=request.lock.identify)  # fmt: skip
+            step("verify")
+            _verify(site, request)
+            step(f"write {LAYER}")
+            digest = _finish(partial, request)
+    return Built(request.folder, digest, True, result)
+
+
+def _verify(site: Path, request: Request) -> None:
+    report = verify.verify(site, request.recipe, request.lock, gpu_arch=request.gpu_arch,
+                           in_base=False)  # fmt: skip
+    errors = [f"{f.code}: {f.message}" for f in report.findings if f.level == "error"]
+    raise_collected(BrokenError, f"{request.folder}: verify failed, nothing was kept", errors)
+
+
+def _finish(partial: Path, request: Request) -> str:
+    manifest = read_manifest(partial / SITE)
+    if manifest is None:
+        raise BrokenError(f"{partial}: expected a manifest after the apply, found none")
+    write_atomically(partial / "manifest.json", manifest.to_bytes())
+    write_layer(partial / LAYER, partial / SITE, manifest, request.recipe, request.base.epoch)
+    digest = _sha256(partial / LAYER)
+    write_atomically(partial / f"{LAYER}.sha256", f"{digest}  {LAYER}\n".encode())
+    record = json.dumps(_build_record(request, digest), indent=1, sort_keys=True) + "\n"
+    write_atomically(partial / BUILD, record.encode())
+    return digest
+
+
+def write_layer(layer: Path, site: Path, manifest: Manifest, recipe: Recipe, epoch: int) -> None:
+    """Writes what differs from the base as an OCI layer: same tree, same bytes.
+
+    Uncompressed, so that its digest is its diff_id and depends on no compressor.
+    """
+    paths = {path for path, entry in manifest.files.items() if entry.after is not None}
+    paths |= {p.relative_to(site).as_posix() for p in (site / FOLDER).rglob("*") if p.is_file()}
+    entries: dict[str, Path | None] = {f"{recipe.site_packages}/{p}": site / p for p in paths}
+    tag = f"cpython-{recipe.python.replace('.', '')}"
+    for path in paths:
+        if path.endswith(".py"):
+            folder, _, name = path.rpartition("/")
+            cache = "/".join(part for part in (recipe.site_packages, folder, "__pycache__") if part)
+            for level in _OPTIMISATIONS:
+                entries[f"{cache}/.wh.{name.removesuffix('.py')}.{tag}{level}.pyc"] = None
+    with tarfile.open(layer, "w", format=tarfile.PAX_FORMAT) as tar:
+        for name, source in sorted(entries.items()):
+            info = tarfile.TarInfo(name)
+            info.mtime = epoch
+            if source is None:
+                tar.addfile(info)
+                continue
+            known = source.stat()
+            info.size, info.mode = known.st_size, known.st_mode & 0o777
+            with source.open("rb") as file:
+                tar.addfile(info, file)
+
+
+def _build_record(request: Request, layer_sha256: str) -> dict[str, object]:
+    return {"schema": 1, "inputs": request.inputs, "layer_sha256": layer_sha256}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _tool_digest() -> str:
+    """Digest of the code that decides what is written: another engine may give another tree."""
+    digest = hashlib.sha256()
+    for path in sorted(path for part in _DECIDING for path in (_CODE / part).rglob("*.py")):
+        digest.update(path.relative_to(_CODE).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,186 @@
+"""Bases as trees: opens the wheels of a vLLM release and of the projects it pins.
+
+It joins recipe, lock and `imagebuild.sources`; it judges nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from imagebuild.config import Recipe
+from imagebuild.errors import IntegrityError
+from imagebuild.lock import BaseLock, Lock, WheelPin
+from imagebuild.patching.tree import Identity, Tree, UnionTree
+from imagebuild.sources.cache import Cache
+from imagebuild.sources.download import Progress, fetch, no_progress
+from imagebuild.sources.http import Http
+from imagebuild.sources.index import IndexFile, PackageIndex
+from imagebuild.sources.pipconf import read_settings
+from imagebuild.sources.wheel import WheelTree, open_wheel
+from imagebuild.sources.wheelbase import Wheel
+
+
+class LazyTree:
+    """A wheel of one package that is opened when a file of that package is asked for."""
+
+    def __init__(self, package: str, opener: Callable[[], Tree]) -> None:
+        self._prefix = package + "/"
+        self._open = opener
+        self._tree: Tree | None = None
+
+    def _get(self) -> Tree:
+        if self._tree is None:
+            self._tree = self._open()
+        return self._tree
+
+    @property
+    def identity(self) -> Identity:
+        return self._get().identity
+
+    def read(self, path: str) -> bytes:
+        if not path.startswith(self._prefix):
+            raise FileNotFoundError(path)
+        return self._get().read(path)
+
+    def exists(self, path: str) -> bool:
+        return path.startswith(self._prefix) and self._get().exists(path)
+
+    def iter(self, prefix: str = "") -> Iterator[str]:
+        if prefix.startswith(self._prefix) or self._prefix.startswith(prefix):
+            yield from self._get().iter(prefix)
+
+    def prefetch(self, paths: Iterable[str]) -> None:
+        wanted = [path for path in paths if path.startswith(self._prefix)]
+        if wanted:
+            self._get().prefetch(wanted)
+
+
+@dataclass(frozen=True)
+class Base:
+    """One vLLM release, ready to be read.
+
+    Attributes:
+        version: of the release.
+        tree: the site's wheels side by side.
+        pins: what its wheels require of the watched projects: an exact version, or a range.
+    """
+
+    version: str
+    tree: Tree
+    pins: dict[str, str]
+
+
+class Upstream:
+    """One session of reading bases. Use it as a context manager.
+
+    Nothing is asked of the network, of pip or of the disk before it is needed.
+    """
+
+    def __init__(
+        self, recipe: Recipe, lock: Lock, *, offline: bool = False, progress: Progress = no_progress
+    ) -> None:
+        self.recipe = recipe
+        self.lock = lock
+        self.progress = progress
+        settings = read_settings()
+        self.cache = Cache(offline=offline)
+        self.http = Http(settings, offline=offline)
+        self.index = PackageIndex(settings, self.http, self.cache)
+
+    def __enter__(self) -> Upstream:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.http.close()
+        self.cache.close()
+
+    def file(
+        self, project: str, version: str, platform: str, pin: WheelPin | None = None
+    ) -> IndexFile:
+        """The wheel of a version; a locked one is taken even when upstream withdrew it."""
+        locked = pin is not None
+        return self.index.wheel(project, version, platform, allow_yanked=locked,
+                                sha256=pin.sha256 if pin else None)  # fmt: skip
+
+    def open(self, version: str, platform: str, *, by_lock: bool = True) -> Base:
+        """Opens a release by ranges, or from the cache where its wheel is there whole.
+
+        Args:
+            version: of vLLM.
+            platform: docker's word, such as "linux/amd64".
+            by_lock: take the locked wheel of a locked release; else what the index offers now.
+
+        Raises:
+            UsageError, ReviewError, IntegrityError, EngineError: as `PackageIndex.wheel` and
+            `open_wheel`.
+        """
+        locked = self.lock.bases.get(version) if by_lock else None
+        wheel = self._wheel(next(iter(self.recipe.site)), version, platform, locked)
+        return self._join(wheel, version, platform, locked)
+
+    def beside(self, wheel: Wheel, version: str, platform: str) -> Base:
+        """Joins a vLLM wheel with the wheels of what it pins."""
+        return self._join(wheel, version, platform, None)
+
+    def _join(self, wheel: Wheel, version: str, platform: str, locked: BaseLock | None) -> Base:
+        others = list(self.recipe.site)[1:]
+        trees: list[Tree] = [wheel]
+        trees += [self._lazy(project, wheel, platform, locked) for project in others]
+        return Base(version, UnionTree(trees), self.pins(wheel, platform))
+
+    def _wheel(self, project: str, version: str, platform: str, locked: BaseLock | None) -> Wheel:
+        pin = locked.wheel(project, platform) if locked else None
+        path = self.cache.blob(pin.sha256) if pin else None
+        if path is not None:
+            return WheelTree(path, platform=platform)
+        file = self.file(project, version, platform, pin)
+        return open_wheel(file, self.http, self.cache, platform=platform)
+
+    def _lazy(self, project: str, vllm: Wheel, platform: str, locked: BaseLock | None) -> LazyTree:
+        def opener() -> Tree:
+            version = vllm.requirement(project)
+            if version is None:
+                raise IntegrityError(f"{vllm.identity.source}: expected an exact pin of {project} "
+                                     "in its METADATA, found none")  # fmt: skip
+            return self._wheel(project, version, platform, locked)
+
+        return LazyTree(self.recipe.site[project], opener)
+
+    def pins(self, vllm: Wheel, platform: str) -> dict[str, str]:
+        """What vLLM requires of the watched projects, and what its torch requires of the others."""
+        found = _required(vllm, self.recipe.pins)
+        torch = found.get("torch", "")
+        if torch[:1].isdigit():
+            found = self.torch_pins(torch, platform) | found
+        return {project: found[project] for project in self.recipe.pins if project in found}
+
+    def torch_pins(self, version: str, platform: str) -> dict[str, str]:
+        """What a torch wheel requires of the watched projects, by the lock or by its METADATA."""
+        known = self.lock.requires.get(f"torch=={version}")
+        if known is not None:
+            return dict(known)
+        file = self.file("torch", version, platform)
+        wheel = open_wheel(file, self.http, self.cache, platform=platform)
+        return _required(wheel, [project for project in self.recipe.pins if project != "torch"])
+
+    def fetch(self, project: str, version: str, platform: str, pin: WheelPin) -> Path:
+        """The whole wheel, verified, from the cache or downloaded."""
+        path = self.cache.blob(pin.sha256)
+        if path is not None:
+            return path
+        file = self.file(project, version, platform, pin)
+        return fetch(file, pin.sha256, self.cache, self.http, self.progress)
+
+
+def _required(wheel: Wheel, projects: Iterable[str]) -> dict[str, str]:
+    """The exact version, or else the range, that a wheel requires of each project."""
+    wanted = {p: wheel.requirement(p) or wheel.specifier(p) for p in projects}
+    return {project: version for project, version in wanted.items() if version}
