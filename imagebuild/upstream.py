@@ -80,13 +80,19 @@ class Upstream:
     """
 
     def __init__(
-        self, recipe: Recipe, lock: Lock, *, offline: bool = False, progress: Progress = no_progress
+        self,
+        recipe: Recipe,
+        lock: Lock,
+        *,
+        offline: bool = False,
+        progress: Progress = no_progress,
+        notice: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self.recipe = recipe
         self.lock = lock
         self.progress = progress
         settings = read_settings()
-        self.cache = Cache(offline=offline)
+        self.cache = Cache(offline=offline, notice=notice)
         self.http = Http(settings, offline=offline)
         self.index = PackageIndex(settings, self.http, self.cache)
 

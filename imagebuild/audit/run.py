@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from imagebuild.config import Recipe
@@ -195,3 +195,9 @@ def _scope_lines(tree: Tree, symbol: Symbol) -> list[str]:
 def order(releases: list[Release]) -> list[Release]:
     """By version; folders and files keep their places among equals."""
     return sorted(releases, key=lambda r: release(r.identity.version))
+
+
+def only(one: Release, names: list[str]) -> Release:
+    """The same audit, of some patches."""
+    reports = tuple(r for r in one.evaluation.reports if r.patch.name in names)
+    return replace(one, evaluation=replace(one.evaluation, reports=reports))

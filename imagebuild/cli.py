@@ -1,0 +1,179 @@
+"""The command line: verbs, options and the one place where an error becomes an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from imagebuild.errors import BuildError, EngineError, UsageError
+from imagebuild.patching.patch import GPU_ARCHES
+
+INTERRUPTED = 130
+_EPILOG = """\
+exit codes: 0 all well; 1 a person must look; 2 usage or a malformed file; 3 broken; 4 lock or
+integrity; 5 engine, network or tool; 130 interrupted"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of exiting, so that a wrong call is an error like any other."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {message}", hint=f"{self.prog} --help")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs one verb; returns the exit code."""
+    try:
+        parsed = _parser().parse_args(list(arguments))
+    except UsageError as error:
+        return _fail(error, None)
+    try:
+        module, _, name = parsed.run.partition(":")
+        handler = getattr(importlib.import_module(f"imagebuild.{module}"), name)
+        if module == "testrun":
+            code: int = handler(parsed.rest)
+            return code
+        return _run(handler, parsed)
+    except BuildError as error:
+        return _fail(error, parsed)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output went away, as `head` does; that is no error of ours.
+        sys.stderr.close()
+        return 0
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(EngineError(f"{where}{error.strerror or error}"), parsed)
+    except Exception as error:
+        if parsed.verbose:
+            raise
+        hint = "run again with -v and report what it prints"
+        return _fail(EngineError(f"internal error: {error!r}", hint=hint), parsed)
+
+
+def _run(handler, parsed: argparse.Namespace) -> int:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    from imagebuild.commands.context import Context
+    from imagebuild.console import Console
+
+    console = Console(output=parsed.format, color=parsed.color, verbose=parsed.verbose)
+    code: int = handler(Context(parsed, console))
+    sys.stdout.flush()
+    return code
+
+
+def _fail(error: BuildError, parsed: argparse.Namespace | None) -> int:
+    from imagebuild.console import Console
+
+    console = Console(
+        output=getattr(parsed, "format", "text"),
+        color=getattr(parsed, "color", "auto"),
+        verbose=getattr(parsed, "verbose", False),
+    )
+    console.error(error)
+    console.document({"error": str(error), "hint": error.hint, "exit_code": error.exit_code})
+    return error.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="build.py",
+        description="Builds, audits and verifies the GLM-5.3-Flash image for sm_120 and sm_121.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+
+    plan = _verb(verbs, "plan", "commands.build:plan", "print what build would do; touch nothing")
+    build = _verb(verbs, "build", "commands.build:run", "build a patched tree and its layer")
+    for one in (plan, build):
+        _arch(one)
+        one.add_argument("--engine", choices=["tree"], help="what builds; default: tree")
+        one.add_argument("--base-version", metavar="V", help="a locked vLLM release")
+        one.add_argument("--dist", metavar="DIR", help="where results go; default: dist")
+
+    audit = _verb(verbs, "audit", "commands.audit:run", "what vLLM releases mean for each patch")
+    _arch(audit)
+    audit.add_argument("--against", metavar="SPEC", action="append", default=[],
+                       help="a version or a range such as '>=0.31,<0.33'; repeatable")  # fmt: skip
+    audit.add_argument("--wheel", metavar="FILE", action="append", default=[],
+                       help="a vLLM wheel on disk; repeatable")  # fmt: skip
+    audit.add_argument("--tree", metavar="DIR", action="append", default=[],
+                       help="a site-packages folder; repeatable")  # fmt: skip
+
+    _patches(verbs)
+    _lock(verbs)
+
+    verify = _verb(verbs, "verify", "commands.verify:run", "check a patched tree")
+    _arch(verify)
+    verify.add_argument("--tree", metavar="DIR", help="default: what build wrote for this arch")
+    verify.add_argument("--dist", metavar="DIR", help="where results are; default: dist")
+
+    cache = _group(verbs, "cache", "downloads that are kept")
+    _verb(cache, "show", "commands.cache:show", "where it is and how large")
+    prune = _verb(cache, "prune", "commands.cache:prune", "remove what was used least recently")
+    prune.add_argument("--to", metavar="SIZE", help="such as 5GiB; default: the cache's limit")
+
+    test = verbs.add_parser("test", help="run the tests; other arguments go to pytest",
+                            add_help=False, prefix_chars="\0")  # fmt: skip
+    test.add_argument("rest", nargs=argparse.REMAINDER)
+    test.set_defaults(run="testrun:run", verbose=False)
+    return parser
+
+
+def _patches(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    patches = _group(verbs, "patches", "the series, patch by patch")
+    _verb(patches, "list", "commands.patches:list_patches", "one row a patch")
+    show = _verb(patches, "show", "commands.patches:show", "everything about one patch")
+    show.add_argument("name", metavar="NAME")
+    check = _verb(patches, "check", "commands.patches:check", "judge patches on one tree")
+    check.add_argument("name", metavar="NAME", nargs="*", help="default: all")
+    _arch(check)
+    what = check.add_mutually_exclusive_group()
+    what.add_argument("--tree", metavar="DIR", help="a site-packages folder")
+    what.add_argument("--wheel", metavar="FILE", help="a vLLM wheel on disk")
+    what.add_argument("--against", metavar="V", help="a release; default: the recipe's base")
+    apply = _verb(patches, "apply", "commands.patches:apply_patches", "patch a folder in place")
+    _arch(apply)
+    revert = _verb(patches, "revert", "commands.patches:revert_patches", "restore a patched folder")
+    for one in (apply, revert):
+        one.add_argument("--tree", metavar="DIR", required=True, help="a site-packages folder")
+
+
+def _lock(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    lock = _group(verbs, "lock", "resolved facts of every supported base")
+    _verb(lock, "show", "commands.lock:show", "what is locked")
+    update = _verb(lock, "update", "commands.lock:update", "resolve anew through the index")
+    update.add_argument("--base-version", metavar="V", action="append",
+                        help="a release; repeatable; default: all that are locked")  # fmt: skip
+    update.add_argument("--accept", metavar="PATCH", action="append", default=[],
+                        help="take changed scopes of a patch, or of 'all'; repeatable")  # fmt: skip
+    _verb(lock, "check", "commands.lock:check", "compare with what the index offers now")
+
+
+def _group(verbs, name: str, text: str):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    parser = verbs.add_parser(name, help=text, description=text, allow_abbrev=False)
+    return parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+
+
+def _verb(verbs, name: str, run: str, text: str) -> argparse.ArgumentParser:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False
+    )
+    parser.add_argument("--recipe", metavar="NAME", help="default: the only one")
+    parser.add_argument("--format", choices=["text", "json"], default="text",
+                        help="json goes to stdout alone")  # fmt: skip
+    parser.add_argument("--offline", action="store_true", help="use the cache alone")
+    parser.add_argument("--color", choices=["auto", "always", "never"], default="auto")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show causes of errors")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _arch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--arch", choices=GPU_ARCHES, help="default: that of this machine")

@@ -1,0 +1,1 @@
+"""One module a verb: it reads arguments, calls the library and shows what came of it."""

@@ -1,0 +1,36 @@
+"""`audit`: what releases mean for every patch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from imagebuild.audit import run as audit
+from imagebuild.audit.report import json_report, text_report
+from imagebuild.audit.run import Job, Release
+from imagebuild.commands.context import Context
+
+
+def run(context: Context) -> int:
+    """Audits everything that was named, and returns the gravest code."""
+    with context.upstream() as upstream:
+        job = Job(context.recipe, context.lock, context.series, context.arguments.arch, upstream)
+        releases = [step() for step in _steps(context, job)]
+    releases = audit.order(releases)
+    text_report(context.console, releases)
+    context.console.document(json_report(context.recipe.name, releases))
+    return max((r.evaluation.exit_code for r in releases), default=0)
+
+
+def _steps(context: Context, job: Job) -> Iterator[Callable[[], Release]]:
+    """One call a release; the recipe's own base when nothing was named."""
+    arguments = context.arguments
+    named = arguments.against or arguments.wheel or arguments.tree
+    for spec in arguments.against if named else [context.recipe.base_version]:
+        for version in audit.versions_of(spec, job.upstream):
+            context.console.step(f"audit vLLM {version}")
+            yield lambda version=version: audit.audit_version(job, version)  # type: ignore[misc]
+    for path in arguments.wheel:
+        yield lambda path=path: audit.audit_wheel(job, Path(path))  # type: ignore[misc]
+    for path in arguments.tree:
+        yield lambda path=path: audit.audit_tree(job, Path(path))  # type: ignore[misc]

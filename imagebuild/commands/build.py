@@ -1,0 +1,103 @@
+"""`plan` and `build`: what would be built, and building it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+from imagebuild.commands.context import Context, dist_folder, host_arch
+from imagebuild.engines.tree import Built, Request, build, up_to_date
+from imagebuild.show import report_rows
+from imagebuild.upstream import Upstream
+
+
+def request_of(context: Context) -> Request:
+    """What the arguments ask for. Raises IntegrityError when the base is not locked."""
+    recipe = context.recipe
+    version = context.arguments.base_version or recipe.base_version
+    return Request(
+        recipe=recipe,
+        lock=context.lock,
+        series=context.series,
+        base=context.lock.base(version),
+        gpu_arch=context.gpu_arch,
+        dist=dist_folder(context.arguments),
+    )
+
+
+def plan(context: Context) -> int:
+    """Prints what `build` would do, each value with its source. Touches nothing."""
+    request = request_of(context)
+    rows = list(_values(context, request))
+    known = up_to_date(request)
+    context.console.table(f"plan: {request.recipe.name}", ("value", "is", "from"), rows)
+    state = "nothing to do: it is up to date" if known else "build would write it"
+    context.console.result(f"{request.folder}: {state}")
+    context.console.document({
+        "recipe": request.recipe.name,
+        "engine": "tree",
+        "gpu_arch": request.gpu_arch,
+        "platform": request.platform,
+        "base": request.base.version,
+        "folder": str(request.folder),
+        "up_to_date": known is not None,
+        "inputs": request.inputs,
+        "patches": [patch.name for patch in request.series.patches],
+        "values": [dict(zip(("name", "value", "source"), row, strict=True)) for row in rows],
+    })  # fmt: skip
+    return 0
+
+
+def _values(context: Context, request: Request) -> Iterator[tuple[str, str, str]]:
+    arguments, recipe = context.arguments, request.recipe
+    yield "recipe", recipe.name, "flag" if arguments.recipe else "the only one"
+    yield "engine", "tree", "flag" if arguments.engine else "default"
+    source = "flag" if arguments.arch else f"this machine ({host_arch()})"
+    yield "gpu_arch", request.gpu_arch, source
+    yield "platform", request.platform, "recipe.toml"
+    source = "flag" if arguments.base_version else "recipe.toml"
+    yield "vLLM", f"{request.base.version} (commit {request.base.commit})", source
+    for project in recipe.site:
+        pin = request.base.wheel(project, request.platform)
+        yield (
+            project,
+            f"{pin.filename}, {pin.size / 1e6:.0f} MB, sha256 {pin.sha256[:12]}",
+            "lock.toml",
+        )
+    yield "series", request.series.digest[:12], recipe.series_file.name
+    for patch in request.series.patches:
+        yield "patch", patch.name, "series.toml"
+
+
+def run(context: Context) -> int:
+    """Builds, or says that nothing is to do."""
+    request = request_of(context)
+
+    def upstream() -> AbstractContextManager[Upstream]:
+        return context.upstream()
+
+    built = build(request, upstream, context.console.step)
+    _show(context, request, built)
+    return 0
+
+
+def _show(context: Context, request: Request, built: Built) -> None:
+    console = context.console
+    rows: list[tuple[str, str, str]] = []
+    if built.result and built.result.evaluation:
+        rows = report_rows(built.result.evaluation.reports)
+        console.table(f"{request.recipe.name} {request.gpu_arch}, vLLM {request.base.version}",
+                      ("patch", "verdict", "what"), rows)  # fmt: skip
+    done = "built" if built.did_work else "up to date, nothing done"
+    console.verdict(f"{built.folder}: {done}", 0)
+    console.result(f"layer.tar sha256 {built.layer_sha256}")
+    console.document({
+        "recipe": request.recipe.name,
+        "engine": "tree",
+        "gpu_arch": request.gpu_arch,
+        "base": request.base.version,
+        "folder": str(built.folder),
+        "did_work": built.did_work,
+        "layer_sha256": built.layer_sha256,
+        "patches": [{"name": name, "verdict": verdict} for name, verdict, _what in rows],
+    })  # fmt: skip

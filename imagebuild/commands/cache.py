@@ -1,0 +1,35 @@
+"""`cache show|prune`: what downloads take up."""
+
+from __future__ import annotations
+
+from imagebuild.commands.context import Context
+from imagebuild.sources.cache import Cache, parse_size
+
+
+def show(context: Context) -> int:
+    """Where the cache is and how large."""
+    stats = Cache().stats()
+    console = context.console
+    console.result(f"{stats.root}: {stats.files} files, {_gib(stats.bytes)} "
+                   f"of at most {_gib(stats.limit_bytes)}")  # fmt: skip
+    console.document({
+        "root": str(stats.root),
+        "files": stats.files,
+        "bytes": stats.bytes,
+        "limit_bytes": stats.limit_bytes,
+    })  # fmt: skip
+    return 0
+
+
+def prune(context: Context) -> int:
+    """Removes the least recently used files until the cache fits."""
+    limit = context.arguments.to
+    wanted = parse_size(limit, where="--to") if limit is not None else None
+    pruned = Cache(notice=context.console.note).prune(wanted)
+    context.console.result(f"removed {pruned.files} files, {_gib(pruned.bytes)}")
+    context.console.document({"removed_files": pruned.files, "removed_bytes": pruned.bytes})
+    return 0
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
