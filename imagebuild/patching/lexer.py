@@ -15,9 +15,14 @@ from collections.abc import Iterator
 INDENT, DEDENT, NEWLINE = "<indent>", "<dedent>", "<newline>"
 
 _WORD = re.compile(r"[^\W\d]\w*")
-# Wide on purpose: it only has to find the end of a literal, Python's and C++'s alike.
-_NUMBER = re.compile(r"(?:\d|\.\d)(?:[eEpP][+-]\d|[\w.]|'(?=\w))*")
-_PY_NUMBER = re.compile(r"(?:\d|\.\d)(?:(?<![xX][0-9a-fA-F])[eE][+-]\d|[\w.])*")
+# C++'s preprocessing number: wide on purpose, it only has to find the end.
+_CPP_NUMBER = re.compile(r"(?:\d|\.\d)(?:[eEpP][+-]\d|[\w.]|'(?=\w))*")
+_PY_NUMBER = re.compile(
+    r"0[xX][\da-fA-F_]+|0[oObB][\d_]+"
+    r"|(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][+-]?\d[\d_]*)?[jJ]?"
+)
+# Only those whose characters mean something else apart from each other: `a++ + b`, `a + ++b`.
+_CPP_OPERATOR = re.compile(r"\+\+|--|&&")
 _PY_STRING = re.compile(r"([rRbBuUfFtT]{0,3})('''|\"\"\"|'|\")")
 _CPP_RAW = re.compile(r'(?:u8|[uUL])?R"([^()\\\s]{0,16})\(')
 _CPP_STRING = re.compile(r"(?:u8|[uUL])?([\"'])")
@@ -68,7 +73,12 @@ def _margin(text: str, at: int) -> tuple[int, int, bool]:
     """Skips a line's margin: where its text starts, at which column, and whether it has none."""
     column = 0
     while at < len(text) and text[at] in " \t\f\ufeff":
-        column = (column // _TAB + 1) * _TAB if text[at] == "\t" else column + 1
+        if text[at] == "\t":
+            column = (column // _TAB + 1) * _TAB
+        elif text[at] == " ":
+            column += 1
+        elif text[at] == "\f":
+            column = 0
         at += 1
     stop = at
     if text[stop : stop + 1] == "#":
@@ -110,12 +120,14 @@ def _python_token_end(text: str, at: int) -> int:
 
 
 def _string_end(text: str, at: int, quote: str) -> int:
-    """End of a plain literal whose body starts at `at`, or of the text when it never closes."""
+    """End of a plain literal whose body starts at `at`; of the line or text when never closed."""
     while at < len(text):
         if text[at] == "\\":
             at += 2
         elif text.startswith(quote, at):
             return at + len(quote)
+        elif text[at] == "\n" and len(quote) == 1:
+            return at  # such as the apostrophe in `#error don't`
         else:
             at += 1
     return len(text)
@@ -228,7 +240,7 @@ def _cpp_token_end(text: str, at: int) -> int:
     string = _CPP_STRING.match(text, at)
     if string:
         return _string_end(text, string.end(), string.group(1))
-    found = _WORD.match(text, at) or _NUMBER.match(text, at)
+    found = _WORD.match(text, at) or _CPP_NUMBER.match(text, at) or _CPP_OPERATOR.match(text, at)
     return found.end() if found else at + 1
 
 

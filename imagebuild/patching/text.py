@@ -10,6 +10,7 @@ import ast
 import difflib
 import functools
 import itertools
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -19,6 +20,8 @@ from imagebuild.patching import lexer
 Language = Literal["python", "cpp", "other"]
 _CPP_SUFFIXES = (".cuh", ".cu", ".h", ".hpp", ".cpp", ".cc", ".c", ".inl")
 _CPP_BLOCKS = ("struct", "class", "namespace", "union", "enum")
+# How many equally good lines `nearest` compares in full.
+_ALIKE = 50
 # Words that stand before `(` without naming a function.
 _CPP_NO_NAMES = frozenset(
     [
@@ -137,7 +140,9 @@ def scopes(text: str, kind: Language) -> dict[str, tuple[Span, ...]]:
 
 def _python_scopes(text: str, found: dict[str, list[Span]]) -> None:
     try:
-        module = ast.parse(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # upstream's own, such as invalid escapes
+            module = ast.parse(text.removeprefix("\ufeff"))
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         where = f" (line {line}: {getattr(error, 'msg', error)})" if line else ""
@@ -171,7 +176,11 @@ def _cpp_scopes(text: str, found: dict[str, list[Span]]) -> None:
     tokens = list(lexer.cpp_spans(text))
     blocks: list[tuple[str, str, int]] = []  # kind, name and start of each open block
     head = 0  # index of the first token of the declaration under way
+    directive = False  # braces of a macro's body need not balance
     for index, (token, start) in enumerate(tokens):
+        directive = token != lexer.NEWLINE and (directive or token == "#")
+        if directive:
+            continue
         in_function = any(kind == "function" for kind, _name, _start in blocks)
         if token in (";", lexer.NEWLINE) and not in_function:
             head = index + 1
@@ -273,12 +282,15 @@ def nearest(text: str, path: str, anchor: str, spans: tuple[Span, ...]) -> Candi
             matcher.set_seq1(line.strip())
             if matcher.real_quick_ratio() > 0.4 and matcher.quick_ratio() > 0.4:
                 ranked.append((matcher.ratio(), index))
-        for _ratio, index in sorted(ranked, reverse=True)[:5]:
+        ranked.sort(reverse=True)
+        for ratio, index in ranked[:_ALIKE]:
+            if ratio < ranked[:5][-1][0]:
+                break
             begin = max(0, index - key)
             window = lines[begin : begin + len(wanted)]
-            ratio = difflib.SequenceMatcher(
+            likeness = difflib.SequenceMatcher(
                 None, "\n".join(window), "\n".join(wanted), autojunk=False
             ).ratio()
-            if ratio > best[0]:
-                best = (ratio, first + begin, window)
+            if likeness > best[0]:
+                best = (likeness, first + begin, window)
     return Candidate(path, best[1], round(best[0], 3), "\n".join(best[2])) if best[2] else None
