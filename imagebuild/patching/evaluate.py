@@ -5,11 +5,12 @@ Build, audit and the finished image all call `evaluate`; it reads and computes, 
 
 from __future__ import annotations
 
-import ast
 import enum
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from imagebuild.errors import BuildError
 from imagebuild.patching import text as source
 from imagebuild.patching.patch import (
     Answer,
@@ -187,6 +188,10 @@ def ask(probe: Probe, tree: Tree) -> Answer:
         return Answer(Outcome.UNKNOWN, f"{error} is not in the tree")
     except (NotThere, source.TextError, SyntaxError, UnicodeDecodeError) as error:
         return Answer(Outcome.UNKNOWN, str(error))
+    except BuildError:
+        raise
+    except Exception as error:  # on a release that its author never saw, a probe may fail anyhow
+        return Answer(Outcome.UNKNOWN, f"the probe itself failed: {error!r}")
 
 
 def _judge_text(
@@ -203,8 +208,10 @@ def _judge_text(
         _judge_drop(report, selection.drop, tree)
         return report
     if selection.variant is None:
-        report.verdict = Verdict.NOT_APPLICABLE
-        report.add("info", "not-applicable", selection.why)
+        report.verdict = Verdict.REVIEW if selection.is_beyond else Verdict.NOT_APPLICABLE
+        level, code = ("warning", "beyond-range") if selection.is_beyond else (
+            "info", "not-applicable")  # fmt: skip
+        report.add(level, code, selection.why)
         return report
     if patch.absorbed:
         answer = ask(patch.absorbed, tree)
@@ -254,6 +261,10 @@ def _judge_edits(report: PatchReport, tree: Tree) -> None:
                    "if somebody patched the tree, start from a pristine one")  # fmt: skip
     else:
         report.verdict = _BY_STATE[state]
+    if state is State.PARTIAL:
+        there = ", ".join(repr(e.label) for e in report.edits if e.state is State.APPLIED)
+        report.add("error", "partial", f"only a part is already in this tree: {there}",
+                   fix="start from a pristine tree, or write a variant for this one")  # fmt: skip
 
 
 def _judge_reason(report: PatchReport, tree: Tree) -> None:
@@ -313,7 +324,9 @@ def _judge_effects(reports: list[PatchReport], patched: OverlayTree) -> None:
     for path, data in patched.files.items():
         if path.endswith(".py") and data is not None:
             try:
-                ast.parse(data)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # upstream's own, such as invalid escapes
+                    compile(data, path, "exec", dont_inherit=True)
             except (SyntaxError, ValueError) as error:
                 broken[path] = str(error)
     for report in reports:
@@ -323,7 +336,7 @@ def _judge_effects(reports: list[PatchReport], patched: OverlayTree) -> None:
         mine |= {file.path for file in report.selection.variant.files}
         for path in sorted(mine & broken.keys()):
             report.verdict = Verdict.DEFEATED
-            report.add("error", "syntax", f"the patched file does not parse: {broken[path]}",
+            report.add("error", "syntax", f"the patched file does not compile: {broken[path]}",
                        file=path)  # fmt: skip
         answer = ask(report.patch.effect, patched)
         if answer.outcome is not Outcome.HOLDS and not mine & broken.keys():

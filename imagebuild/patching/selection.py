@@ -38,8 +38,9 @@ def select(patch: Patch, identity: Identity, gpu_arch: GpuArch | None) -> Select
         arches = ", ".join(patch.gpu_arches)
         return Selection(None, None, f"it matters for {arches}, not for {gpu_arch}")
     newest = patch.variants[-1] if patch.variants else None
+    tried = "the newest variant was tried" if newest else "it has no variant to try"
     if not is_release_known(version):
-        why = f"{version} names no release: the newest variant was tried"
+        why = f"{version} names no release: {tried}"
         return Selection(newest, None, why, is_beyond=True)
     for drop in patch.drops:
         if version in VersionRange.parse(drop.versions):
@@ -48,8 +49,8 @@ def select(patch: Patch, identity: Identity, gpu_arch: GpuArch | None) -> Select
         if version in VersionRange.parse(variant.versions):
             return Selection(variant, None, f"{version} is in {variant.versions}")
     ranges = [v.versions for v in patch.variants] + [d.versions for d in patch.drops]
-    if all(VersionRange.parse(known).is_after(version) for known in ranges):
+    ranges.sort(key=lambda text: VersionRange.parse(text).low)
+    if VersionRange.parse(ranges[0]).is_after(version):
         return Selection(None, None, f"{version} is before its first range, {ranges[0]}")
-    last = patch.variants[-1].versions if patch.variants else "none"
-    why = f"{version} is past its last range, {last}: the newest variant was tried"
+    why = f"{version} is past its last range, {ranges[-1]}: {tried}"
     return Selection(newest, None, why, is_beyond=True)

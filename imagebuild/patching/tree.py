@@ -5,6 +5,7 @@ Paths are relative to site-packages and use "/" (`vllm/envs.py`). Nothing here w
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,8 +156,6 @@ def identify(tree: Tree, *, source: str) -> Identity:
     Raises:
         UsageError: `vllm/_version.py` is absent or names no version: the tree is not vLLM.
     """
-    import ast
-
     try:
         text = tree.read("vllm/_version.py").decode("utf-8")
         names = {
@@ -166,7 +165,7 @@ def identify(tree: Tree, *, source: str) -> Identity:
             for target in node.targets
             if isinstance(target, ast.Name)
         }
-    except (FileNotFoundError, UnicodeDecodeError, SyntaxError):
+    except (FileNotFoundError, ValueError, SyntaxError):
         names = {}
     version = names.get("__version__")
     if not isinstance(version, str):

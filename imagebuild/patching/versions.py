@@ -33,8 +33,8 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def is_release_known(version: str) -> bool:
-    """Whether the version says which release the tree leads to."""
-    return not _UNTAGGED.match(version.strip())
+    """Whether the version says which release the tree leads to; "dev" and "unknown" do not."""
+    return bool(_VERSION.fullmatch(version.strip())) and not _UNTAGGED.match(version.strip())
 
 
 @dataclass(frozen=True)

@@ -160,23 +160,28 @@ class Workspace:
         if file is None:
             return self._unreadable(edit, report)
         try:
-            spans = source.scope_spans(file.current, edit.path, edit.scope)
-        except source.TextError as error:
-            return _but(report, State.DRIFTED, f"{edit.path} {error}")
-        except source.ScopeMissingError:
-            return self._elsewhere(edit, report, f"{edit.path} has no {edit.scope}")
-        done = _occurrences(file.current, edit.result, spans)
-        found = [
-            span
-            for span in _occurrences(file.current, edit.anchor, spans)
-            if not any(span.start >= one.start and span.stop <= one.stop for one in done)
-        ]
-        if len(found) == edit.count and not done:
-            return self._write(edit, patch, file, found, report)
-        if len(done) == edit.count and not found:
-            line = source.line_of(file.current, done[0].start)
+            seen = _look(edit, file.current)
+        except (source.TextError, source.ScopeMissingError) as error:
+            return self._scopeless(edit, patch, file, error, report)
+        if len(seen.found) == edit.count and not seen.done:
+            return self._write(edit, patch, file, seen.found, report)
+        if len(seen.done) == edit.count and not seen.found:
+            line = source.line_of(file.current, seen.done[0].start)
             return _but(report, State.APPLIED, "the new text is already there", line)
-        return self._mismatch(edit, patch, file, _Seen(spans, found, done), report)
+        return self._mismatch(edit, patch, file, seen, report)
+
+    def _scopeless(
+        self, edit: Edit, patch: Patch, file: _File, error: Exception, report: EditReport
+    ) -> EditReport:
+        """Reports an edit whose scope cannot be told from the current text."""
+        culprit = self._culprit(edit, patch, file)
+        if culprit:
+            return _but(report, State.COLLISION, _changed_by(culprit))
+        if isinstance(error, source.ScopeMissingError):
+            return self._elsewhere(edit, report, f"{edit.path} has no {edit.scope}")
+        near = source.nearest(file.current, edit.path, edit.anchor, _whole(file.current))
+        what = f"{edit.path} {error}{_closest(near)}"
+        return _but(report, State.DRIFTED, what, near.line if near else 0, near)
 
     def _write(
         self, edit: Edit, patch: Patch, file: _File, found: list[Span], report: EditReport
@@ -186,12 +191,16 @@ class Workspace:
         for place in self._places:
             clash = place.path == edit.path and any(place.span.overlaps(span) for span in mine)
             if clash and place.patch not in patch.needs:
-                what = f"{place.patch} edits the same text, and is not in `needs`"
+                what = "another edit of this patch has the same text"
+                if place.patch != patch.name:
+                    what = f"{place.patch} edits the same text, and is not in `needs`"
                 return _but(report, State.COLLISION, what, line)
         for output in file.outputs:
             clash = any(output.span.overlaps(span) for span in found)
             if clash and output.patch not in patch.needs:
-                what = f"the anchor lies in text that {output.patch} wrote, which is not in `needs`"
+                what = "the anchor lies in text that another edit of this patch wrote"
+                if output.patch != patch.name:
+                    what = f"the anchor lies in text of {output.patch}, which is not in `needs`"
                 return _but(report, State.COLLISION, what, line)
         self._places += [_Place(edit.path, span, patch.name) for span in mine]
         for span in reversed(found):
@@ -209,8 +218,7 @@ class Workspace:
         spans, found, done = seen.spans, seen.found, seen.done
         culprit = self._culprit(edit, patch, file)
         if culprit:
-            what = f"{culprit} changes the same text, and is not in `needs`"
-            return _but(report, State.COLLISION, what)
+            return _but(report, State.COLLISION, _changed_by(culprit))
         counted = f"expected the anchor {_times(edit.count)}, found it {_times(len(found))}"
         if done:
             counted += f" and the new text {_times(len(done))}"
@@ -226,12 +234,11 @@ class Workspace:
             moved = Candidate(edit.path, line, 1.0, edit.anchor)
             what = f"{counted} in {where}; it stands outside of it, at line {line}"
             return _but(report, State.MOVED, what, line, moved)
-        nearest = f"; closest text is at line {near.line}" if near else ""
-        return _but(report, State.DRIFTED, f"{counted} in {where}{nearest}",
+        return _but(report, State.DRIFTED, f"{counted} in {where}{_closest(near)}",
                     near.line if near else 0, near)  # fmt: skip
 
     def _culprit(self, edit: Edit, patch: Patch, file: _File) -> str:
-        """An earlier patch because of which the anchor no longer matches; "" when there is none."""
+        """An earlier patch that keeps the edit from matching; "" when upstream's text does."""
         others = {output.patch for output in file.outputs} - {*patch.needs, patch.name}
         wanted = self._pristine_spans(edit, file)
         if not others or len(wanted) != edit.count:
@@ -243,13 +250,12 @@ class Workspace:
         return min(others)
 
     def _pristine_spans(self, edit: Edit, file: _File) -> list[Span]:
-        """Where the anchor matches in the untouched file."""
-        pristine = file.pristine.text
+        """Where the edit matches in the untouched file; nowhere unless it is pending there."""
         try:
-            spans = source.scope_spans(pristine, edit.path, edit.scope)
+            seen = _look(edit, file.pristine.text)
         except (source.ScopeMissingError, source.TextError):
             return []
-        return _occurrences(pristine, edit.anchor, spans)
+        return [] if seen.done else seen.found
 
     def _unreadable(self, edit: Edit, report: EditReport) -> EditReport:
         if not self.tree.exists(edit.path):
@@ -317,6 +323,26 @@ def _but(
     candidate: Candidate | None = None,
 ) -> EditReport:
     return EditReport(report.label, report.path, report.scope, state, line, message, candidate)
+
+
+def _look(edit: Edit, text: str) -> _Seen:
+    """Finds an edit's anchor and result. Raises TextError and ScopeMissingError."""
+    spans = source.scope_spans(text, edit.path, edit.scope)
+    done = _occurrences(text, edit.result, spans)
+    found = [
+        span
+        for span in _occurrences(text, edit.anchor, spans)
+        if not any(span.start >= one.start and span.stop <= one.stop for one in done)
+    ]
+    return _Seen(spans, found, done)
+
+
+def _changed_by(culprit: str) -> str:
+    return f"{culprit} changes the same text, and is not in `needs`"
+
+
+def _closest(near: Candidate | None) -> str:
+    return f"; closest text is at line {near.line}" if near else ""
 
 
 def _occurrences(text: str, needle: str, spans: tuple[Span, ...]) -> list[Span]:
