@@ -18,6 +18,7 @@ from typing import Any
 from imagebuild.patching.structure import (
     Function,
     NotThere,
+    assigned,
     dotted,
     find,
     imports,
@@ -148,6 +149,9 @@ class Interpreter:
         found = find(self.module, node.id)
         if isinstance(found, Function):
             return _Interpreted(found)
+        values = assigned(self.module, node.id)
+        if len(values) == 1 and isinstance(values[0], ast.Constant | ast.Tuple | ast.List):
+            return self.value(values[0], {})
         return _BUILTINS.get(node.id, Opaque(origin))
 
     def _attribute(self, node: ast.Attribute, local: dict[str, Any]) -> Any:
