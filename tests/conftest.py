@@ -1,0 +1,58 @@
+"""Fixtures for the whole suite: real upstream trees, read through the product's own sources."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from imagebuild.patching.tree import Tree
+
+if TYPE_CHECKING:
+    from tests.support.realtrees import FolderTrees, RealTrees
+
+# A folder with unzipped wheels (v0.31.0/vllm/...) to use instead of the package index.
+TREES = "IMAGEBUILD_TEST_TREES"
+FIXTURES = {"real_tree", "real_base"}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs a test that takes `version` once for each release that its class names."""
+    versions = getattr(metafunc.cls, "versions", None)
+    if versions is not None and "version" in metafunc.fixturenames:
+        metafunc.parametrize("version", versions)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what reads a real wheel."""
+    for item in items:
+        if FIXTURES & set(getattr(item, "fixturenames", ())) and not os.environ.get(TREES):
+            item.add_marker(pytest.mark.network)
+
+
+@pytest.fixture(scope="session")
+def _trees() -> Iterator[RealTrees | FolderTrees]:
+    # Imported here, since the engine's tests run where the sources' libraries are absent.
+    from tests.support.realtrees import FolderTrees, RealTrees
+
+    folder = os.environ.get(TREES)
+    if folder:
+        yield FolderTrees(Path(folder))
+        return
+    with RealTrees() as trees:
+        yield trees
+
+
+@pytest.fixture(scope="session")
+def real_tree(_trees: RealTrees | FolderTrees) -> Callable[[str], Tree]:
+    """Opens the vLLM wheel of a release; what it reads is kept in the user's cache."""
+    return _trees.open
+
+
+@pytest.fixture(scope="session")
+def real_base(_trees: RealTrees | FolderTrees) -> Callable[[str], Tree]:
+    """Opens the vLLM wheel of a release beside the FlashInfer that it pins."""
+    return _trees.base
