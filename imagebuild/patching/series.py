@@ -14,11 +14,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 from imagebuild.errors import UsageError, raise_collected
 from imagebuild.patching.expect import Fix
-from imagebuild.patching.patch import Edit, Patch, Variant
+from imagebuild.patching.manifest import FOLDER
+from imagebuild.patching.patch import Edit, EditKind, Patch, Status, Variant
 from imagebuild.patching.versions import VersionRange
 
 DOC_LABELS = ("Symptom", "Cause", "Change", "Upstream", "Drop when", "Cost")
@@ -97,6 +98,9 @@ def load_series(series_file: Path, patches: Path, runtime: Path) -> Series:
     loaded: list[Patch] = []
     docs: dict[str, str] = {}
     for name in names:
+        if not _NAME.fullmatch(name):
+            problems.append(f"{name}: expected a name <project>_<area>_<effect>")
+            continue
         try:
             module = _load_module(patches / f"{name}.py")
         except UsageError as error:
@@ -109,20 +113,29 @@ def load_series(series_file: Path, patches: Path, runtime: Path) -> Series:
         loaded.append(patch)
         docs[name] = module.__doc__ or ""
         problems += _faults(patch, name, docs[name], runtime)
-    if not problems:
-        problems = list(_order_faults(loaded))
-    raise_collected(UsageError, f"{series_file}: the series is malformed", problems)
+    problems += _order_faults(loaded, names)
     fixes: tuple[Fix, ...] = ()
     if fixes_name:
-        fixes = getattr(_load_module(patches / f"{fixes_name}.py"), "FIXES", ())
+        try:
+            fixes = _load_fixes(patches / f"{fixes_name}.py")
+        except UsageError as error:
+            problems.append(str(error))
+    raise_collected(UsageError, f"{series_file}: the series is malformed", problems)
     return Series(tuple(loaded), docs, fixes, runtime)
+
+
+def _load_fixes(path: Path) -> tuple[Fix, ...]:
+    fixes = getattr(_load_module(path), "FIXES", None)
+    if not isinstance(fixes, tuple) or not all(isinstance(fix, Fix) for fix in fixes):
+        raise UsageError(f"{path.stem}: expected a constant FIXES, a tuple of Fix, found {fixes!r}")
+    return fixes
 
 
 def _read_order(series_file: Path) -> tuple[list[str], str]:
     try:
         content = tomllib.loads(series_file.read_text("utf-8"))
-    except FileNotFoundError as error:
-        raise UsageError(f"{series_file}: expected a series, found no such file") from error
+    except OSError as error:
+        raise UsageError(f"{series_file}: expected a series, found: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{series_file}: expected TOML, found: {error}") from error
     unknown = sorted(set(content) - _KEYS)
@@ -164,8 +177,8 @@ def _load_module(path: Path) -> ModuleType:
 def _faults(patch: Patch, name: str, doc: str, runtime: Path) -> Iterator[str]:
     if patch.name != name:
         yield f"{name}: PATCH.name is {patch.name!r}; it must equal the module's name"
-    if not _NAME.fullmatch(patch.name):
-        yield f"{name}: expected a name <project>_<area>_<effect>, found {patch.name!r}"
+    if patch.status not in get_args(Status):
+        yield f"{name}: expected a status of {get_args(Status)}, found {patch.status!r}"
     first = doc.strip().split("\n", 1)[0]
     if not first or len(first) > 72:
         yield f"{name}: the docstring's first line must have 1 to 72 characters"
@@ -186,7 +199,9 @@ def _faults(patch: Patch, name: str, doc: str, runtime: Path) -> Iterator[str]:
             yield f"{where}: two edits share a label"
         for file in variant.files:
             yield from _path_faults(file.path, f"{where} / {file.path}")
-            if not (runtime / file.source).is_file():
+            if PurePosixPath(file.source).is_absolute() or ".." in PurePosixPath(file.source).parts:
+                yield f"{where}: expected a source below {runtime}, found {file.source!r}"
+            elif not (runtime / file.source).is_file():
                 yield f"{where}: expected {runtime / file.source}, found no such file"
 
 
@@ -216,6 +231,8 @@ def _range_faults(patch: Patch) -> Iterator[str]:
 
 def _edit_faults(edit: Edit, where: str) -> Iterator[str]:
     yield from _path_faults(edit.path, where)
+    if edit.kind not in get_args(EditKind):
+        yield f"{where}: expected a kind of {get_args(EditKind)}, found {edit.kind!r}"
     if not edit.anchor.strip():
         yield f"{where}: the anchor is empty"
     if edit.count < 1:
@@ -236,14 +253,13 @@ def _path_faults(path: str, where: str) -> Iterator[str]:
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or "\\" in path or str(pure) != path:
         yield f"{where}: expected a path below site-packages, found {path!r}"
-    if path.startswith(".imagebuild/"):
-        yield f"{where}: .imagebuild/ is ours"
+    if pure.parts[:1] == (FOLDER,):
+        yield f"{where}: {FOLDER}/ is ours"
 
 
-def _order_faults(patches: list[Patch]) -> Iterator[str]:
-    seen: set[str] = set()
+def _order_faults(patches: list[Patch], names: list[str]) -> Iterator[str]:
     for patch in patches:
+        before = names[: names.index(patch.name)] if patch.name in names else names
         for need in patch.needs:
-            if need not in seen:
+            if need not in before:
                 yield f"{patch.name}: needs {need}, which must stand before it in the series"
-        seen.add(patch.name)
