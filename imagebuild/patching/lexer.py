@@ -14,12 +14,14 @@ from collections.abc import Iterator
 
 INDENT, DEDENT, NEWLINE = "<indent>", "<dedent>", "<newline>"
 
-_WORD = re.compile(r"[^\W\d]\w*")
+# Not \w: which characters are letters depends on the interpreter's Unicode version.
+_WORD = re.compile(r"[A-Za-z_\x80-\U0010ffff][A-Za-z_0-9\x80-\U0010ffff]*")
 # C++'s preprocessing number: wide on purpose, it only has to find the end.
-_CPP_NUMBER = re.compile(r"(?:\d|\.\d)(?:[eEpP][+-]\d|[\w.]|'(?=\w))*")
+_CPP_NUMBER = re.compile(r"(?:\d|\.\d)(?:[eEpP][+-]\d|[\w.]|'(?=\w))*", re.ASCII)
 _PY_NUMBER = re.compile(
     r"0[xX][\da-fA-F_]+|0[oObB][\d_]+"
-    r"|(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][+-]?\d[\d_]*)?[jJ]?"
+    r"|(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][+-]?\d[\d_]*)?[jJ]?",
+    re.ASCII,
 )
 # Only those whose characters mean something else apart from each other: `a++ + b`, `a + ++b`.
 _CPP_OPERATOR = re.compile(r"\+\+|--|&&")
