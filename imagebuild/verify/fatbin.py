@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 _CONTAINER = struct.Struct("<IHHQ")
 _ENTRY = struct.Struct("<HHIQIIHHIIIQQQ")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
 _MAGIC = 0xBA55ED50
 _KINDS = {1: "ptx", 2: "elf"}
 _MACHINES = {62: "x86_64", 183: "aarch64"}
@@ -69,14 +70,14 @@ def section(data: bytes, name: str) -> bytes | None:
     try:
         (table,) = struct.unpack_from("<Q", data, 0x28)
         size, count, names_index = struct.unpack_from("<HHH", data, 0x3A)
-        headers = [struct.unpack_from("<IIQQQQ", data, table + i * size) for i in range(count)]
+        headers = [_SECTION.unpack_from(data, table + i * size) for i in range(count)]
         if not headers:
             return None
         names = _slice(data, headers[names_index][4], headers[names_index][5])
         for header in headers:
             if names[header[0] :].split(b"\0", 1)[0] == name.encode():
                 return _slice(data, header[4], header[5])
-    except (struct.error, IndexError) as error:
+    except (struct.error, IndexError, OverflowError) as error:
         raise FatbinError(f"the section table cannot be read: {error}") from error
     return None
 

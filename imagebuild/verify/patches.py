@@ -14,7 +14,14 @@ from imagebuild.errors import IntegrityError
 from imagebuild.lock import Lock
 from imagebuild.patching.apply import changed_files
 from imagebuild.patching.evaluate import Evaluation, ask, evaluate
-from imagebuild.patching.manifest import JOURNAL, MANIFEST, Manifest, read_manifest, read_original
+from imagebuild.patching.manifest import (
+    JOURNAL,
+    MANIFEST,
+    Manifest,
+    read_manifest,
+    read_original,
+    sha256,
+)
 from imagebuild.patching.patch import GPU_ARCHES, GpuArch, Outcome
 from imagebuild.patching.selection import select
 from imagebuild.patching.series import Series
@@ -170,9 +177,9 @@ def recompute(found: Group, subject: Subject) -> Evaluation | None:
         if entry_now is None:
             found.error("file-not-in-manifest", "the series changes it, but the manifest does not "
                         "list it", file=path, fix=_PRISTINE)  # fmt: skip
-        elif subject.tree.exists(path) and subject.tree.read(path) != data:
-            found.error("not-from-series", "differs from what the series makes of the base",
-                        file=path, fix=_PRISTINE)  # fmt: skip
+        elif entry_now.after != sha256(data):
+            found.error("not-from-series", "the manifest says other content than what the series "
+                        "makes of the base", file=path, fix=_PRISTINE)  # fmt: skip
     return evaluation
 
 
