@@ -202,12 +202,14 @@ def _cpp_scopes(text: str, found: dict[str, list[Span]]) -> None:
 def _cpp_block(declaration: list[tuple[str, int]]) -> tuple[str, str]:
     """Kind (function, struct, namespace, "") and name of the block that a declaration opens."""
     words = [token for token, _start in declaration]
-    depth = 0
+    parens = angles = 0
     for index, word in enumerate(words):
-        before = words[index - 1] if index and word == "(" and depth == 0 else ""
+        before = words[index - 1] if index and word == "(" and not (parens or angles) else ""
         if before.isidentifier() and before not in _CPP_NO_NAMES:
             return "function", before
-        depth += (word in ("<", "(")) - (word in (">", ")"))
+        parens += (word == "(") - (word == ")")
+        if not parens:  # inside them it compares: `template <bool B = (N > 1)>`
+            angles = max(0, angles + (word == "<") - (word == ">"))
     for kind in _CPP_BLOCKS:
         if kind in words:
             after = [word for word in words[words.index(kind) + 1 :] if word.isidentifier()]
