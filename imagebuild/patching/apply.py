@@ -15,12 +15,13 @@ import json
 import os
 import re
 import site
+import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from imagebuild.errors import BrokenError, EngineError, ReviewError, UsageError, raise_collected
@@ -43,7 +44,7 @@ from imagebuild.patching.transaction import Change
 from imagebuild.patching.tree import DirTree, Identity, OverlayTree, Tree, identify
 
 ByteCode = Literal["rebuild", "remove"]
-_COMPILED = re.compile(r"(?P<stem>.+?)\.[a-z]+-?\d+(\.opt-\d)?\.pyc")
+_COMPILED = re.compile(r"(?P<stem>.+?)\.[a-z]+-?\d+[a-z]*(\.opt-\w+)?\.pyc")
 # Runs in a child so that PYTHONHASHSEED orders the set constants the same on every build.
 _COMPILE = """
 import json, py_compile, sys
@@ -86,6 +87,9 @@ def pristine(root: Path) -> tuple[Tree, Manifest | None]:
         path: None if entry.before is None else read_original(root, entry.before)
         for path, entry in manifest.files.items()
     }
+    # Byte code that an interpreter made of a patched source is not the base's.
+    made = (one for path in manifest.files for one in _compiled_on_disk(root, path))
+    originals |= {one: None for one in made if one not in manifest.files}
     return OverlayTree(tree, originals), manifest
 
 
@@ -103,7 +107,8 @@ def changed_files(root: Path, manifest: Manifest) -> list[str]:
         except OSError as error:
             faults.append(f"{path}: cannot be read: {error.strerror}")
             continue
-        if found != entry.after and not (entry.after is None and _is_own_bytecode(root, path)):
+        came_back = entry.after is None and found != entry.before and _is_own_bytecode(root, path)
+        if found != entry.after and not came_back:
             faults.append(f"{path}: expected {_short(entry.after)}, found {_short(found)}")
     return faults
 
@@ -163,9 +168,10 @@ def apply(
         _refuse_foreign_edits(root, tree, evaluation)
         mode = bytecode or ("rebuild" if is_own_site(root) else "remove")
         desired = _desired(root, tree, evaluation, manifest, mode)
-        built = _Built(recipe, gpu_arch, series.digest, identity)
+        built = _Built(recipe, gpu_arch, series.digest, identity, manifest)
         new = _manifest(root, tree, desired, evaluation, built)
         written = _write_differences(root, desired, manifest, new)
+        transaction.tidy(root)
     return Result(evaluation, written)
 
 
@@ -182,19 +188,15 @@ def revert(root: Path) -> Result:
         if manifest is None:
             if not recovered and not (root / FOLDER).exists():
                 raise UsageError(f"{root}: expected a tree that we patched, found no {MANIFEST}")
-            transaction.discard_folder(root)
+            transaction.tidy(root)
             return Result(None, ())
         changes = {
             path: Change(None if entry.before is None else tree.read(path), entry.mode)
             for path, entry in manifest.files.items()
         }
         differing = _differing(root, changes)
-        transaction.commit(root, differing | {MANIFEST: Change(None)})
-        for folder in manifest.folders:
-            path = root / folder
-            if path.is_dir() and not any(path.iterdir()):
-                path.rmdir()
-        transaction.discard_folder(root)
+        transaction.commit(root, differing | {MANIFEST: Change(None)}, manifest.folders)
+        transaction.tidy(root)
     return Result(None, tuple(sorted(differing)))
 
 
@@ -203,10 +205,10 @@ def refuse_unless_green(evaluation: Evaluation, identity: Identity) -> None:
     code = evaluation.exit_code
     if code == 0:
         return
-    problems = [line for report in evaluation.reports for line in describe(report)]
+    problems = [f"  - {line}" for report in evaluation.reports for line in describe(report)]
+    title = f"{identity.source} (vLLM {identity.version}): nothing was written:"
     kind = ReviewError if code == 1 else BrokenError
-    raise_collected(kind, f"{identity.source} (vLLM {identity.version}): nothing was written",
-                    problems, hint="build.py patches check NAME shows one patch")  # fmt: skip
+    raise kind("\n".join([title, *problems]), hint="build.py patches check NAME shows one patch")
 
 
 def describe(report: PatchReport) -> Iterable[str]:
@@ -230,9 +232,8 @@ def _refuse_foreign_edits(root: Path, tree: Tree, evaluation: Evaluation) -> Non
     paths = set(evaluation.files)
     problems = []
     for record in _records(root):
-        rows = _rows(tree.read(record))
-        for row in rows:
-            if row[0] in paths and row[1].startswith("sha256="):
+        for row in _rows(_record_text(tree, record)):
+            if row[0] in paths and row[1].startswith("sha256=") and tree.exists(row[0]):
                 found = _record_hash(tree.read(row[0]))
                 if found != row[1]:
                     problems.append(f"{row[0]}: {record} says {row[1]}, found {found}")
@@ -255,10 +256,12 @@ def _desired(
         desired |= {one: Change(None) for one in known if _source_of(one) == path}
     if bytecode == "rebuild":
         desired |= {p: Change(data) for p, data in _compile(root, sources).items()}
+    added = {path for path in evaluation.files if not tree.exists(path)}
     for record in _records(root):
-        data = _new_record(tree.read(record), tree, evaluation, record)
-        if data is not None:
-            desired[record] = Change(data)
+        text = _record_text(tree, record)
+        new = _new_record(text, evaluation.files, added, record)
+        if new != text:
+            desired[record] = Change(new.encode())
     return desired
 
 
@@ -278,8 +281,7 @@ def _compiled_on_disk(root: Path, path: str) -> list[str]:
 
 def _compile(root: Path, sources: Mapping[str, bytes]) -> dict[str, bytes]:
     """Unchecked-hash byte code of each source, as this interpreter's `__pycache__` names it."""
-    import importlib.util
-
+    tag = sys.implementation.cache_tag
     with tempfile.TemporaryDirectory() as folder:
         jobs = []
         for index, (path, data) in enumerate(sorted(sources.items())):
@@ -287,9 +289,11 @@ def _compile(root: Path, sources: Mapping[str, bytes]) -> dict[str, bytes]:
             source.write_bytes(data)
             jobs.append((str(source), str(root.resolve() / path), f"{folder}/{index}.pyc"))
         run = subprocess.run(
-            [sys.executable, "-I", "-c", _COMPILE],
+            [sys.executable, "-s", "-P", "-c", _COMPILE],
             input=json.dumps(jobs),
-            env={**os.environ, "PYTHONHASHSEED": "0"},
+            # Not -I: it would ignore the seed as well.
+            env={k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+            | {"PYTHONHASHSEED": "0"},
             capture_output=True,
             text=True,
             check=False,
@@ -298,8 +302,11 @@ def _compile(root: Path, sources: Mapping[str, bytes]) -> dict[str, bytes]:
             raise EngineError(f"{sys.executable} could not compile the patched files: "
                               f"{run.stderr.strip()[-500:]}")  # fmt: skip
         return {
-            importlib.util.cache_from_source(path, optimization=""): Path(job[2]).read_bytes()
-            for path, job in zip(sorted(sources), jobs, strict=True)
+            # Not cache_from_source: PYTHONPYCACHEPREFIX leads it out of the tree.
+            str(
+                PurePosixPath(path).with_name("__pycache__") / f"{Path(path).stem}.{tag}.pyc"
+            ): Path(compiled).read_bytes()
+            for path, (_source, _name, compiled) in zip(sorted(sources), jobs, strict=True)
         }
 
 
@@ -307,8 +314,16 @@ def _records(root: Path) -> list[str]:
     return sorted(path.relative_to(root).as_posix() for path in root.glob("*.dist-info/RECORD"))
 
 
-def _rows(data: bytes) -> list[list[str]]:
-    return [row for row in csv.reader(io.StringIO(data.decode("utf-8"))) if len(row) == 3]
+def _record_text(tree: Tree, record: str) -> str:
+    try:
+        return tree.read(record).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BrokenError(f"{record}: expected UTF-8, found byte 0x{error.object[error.start]:02x}",
+                          hint="give a fresh install of the base") from error  # fmt: skip
+
+
+def _rows(text: str) -> list[list[str]]:
+    return [row for row in csv.reader(io.StringIO(text)) if len(row) == 3]
 
 
 def _record_hash(data: bytes) -> str:
@@ -316,37 +331,26 @@ def _record_hash(data: bytes) -> str:
     return f"sha256={digest.decode()}"
 
 
-def _new_record(data: bytes, tree: Tree, evaluation: Evaluation, record: str) -> bytes | None:
-    """RECORD with our files' hashes, None when none of them is in it.
+def _new_record(text: str, files: Mapping[str, bytes], added: set[str], record: str) -> str:
+    """RECORD with our files' hashes.
 
-    A new file goes to the RECORD that has the files of the same patch.
+    It takes from `added` the new files below a top folder that it lists files of.
     """
-    lines = data.decode("utf-8").splitlines(keepends=True)
-    newline = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
-    listed: set[str] = set()
+    lines = text.split("\n")
+    ending = "\r" if lines[0].endswith("\r") else ""
+    tops: set[str] = set()
     for index, line in enumerate(lines):
-        path = next(csv.reader([line]), [""])[0]
-        if path in evaluation.files:
-            listed.add(path)
-            lines[index] = _record_line(path, evaluation.files[path]) + newline
-    added = [path for path in _files_beside(listed, evaluation) if not tree.exists(path)]
-    if not listed and not added:
-        return None
-    if lines and not lines[-1].endswith("\n"):
-        lines[-1] += newline
-    at = next((i for i, line in enumerate(lines) if line.startswith(f"{record},")), len(lines))
-    lines[at:at] = [_record_line(path, evaluation.files[path]) + newline for path in sorted(added)]
-    return "".join(lines).encode()
-
-
-def _files_beside(listed: set[str], evaluation: Evaluation) -> set[str]:
-    """New files of the patches that edit one of `listed`."""
-    beside: set[str] = set()
-    for report in evaluation.reports:
-        variant = report.selection.variant
-        if report.is_applied and variant and any(edit.path in listed for edit in variant.edits):
-            beside |= {file.path for file in variant.files}
-    return beside
+        path = "".join(next(csv.reader([line]), [])[:1])
+        tops.add(path.partition("/")[0])
+        if path in files:
+            lines[index] = _record_line(path, files[path]) + ("\r" if line.endswith("\r") else "")
+            added.discard(path)
+    mine = sorted(path for path in added if path.partition("/")[0] in tops)
+    added.difference_update(mine)
+    last = len(lines) - (lines[-1] == "")
+    at = next((i for i, line in enumerate(lines) if line.startswith(f"{record},")), last)
+    lines[at:at] = [_record_line(path, files[path]) + ending for path in mine]
+    return "\n".join(lines)
 
 
 def _record_line(path: str, data: bytes) -> str:
@@ -381,10 +385,14 @@ def _manifest(
         after = None if change.data is None else sha256(change.data)
         if before == after:
             continue
-        mode = _mode(root / path, change.mode) if before else change.mode
+        if built.old and path in built.old.files:
+            mode = built.old.files[path].mode  # the base's, wherever it was changed since
+        else:
+            mode = stat.S_IMODE((root / path).stat().st_mode) if before else change.mode
         files[path] = FileEntry(before, after, mode, tuple(owners.get(path, ())))
         if before is None:
-            folders |= _new_folders(root, tree, path)
+            folders |= {parent for parent in _folders_of(path) if not (root / parent).exists()}
+            folders |= _folders_of(path) & set(built.old.folders if built.old else ())
     return Manifest(
         version=built.identity.version,
         commit=built.identity.commit,
@@ -399,35 +407,27 @@ def _manifest(
 
 @dataclass(frozen=True)
 class _Built:
-    """What the manifest says about the run."""
+    """What the manifest says about the run, and the manifest before it."""
 
     recipe: str
     gpu_arch: str
     series: str
     identity: Identity
+    old: Manifest | None
 
 
-def _mode(path: Path, default: int) -> int:
-    try:
-        return path.stat().st_mode & 0o7777
-    except FileNotFoundError:
-        return default
-
-
-def _new_folders(root: Path, tree: Tree, path: str) -> set[str]:
-    """Folders of `path` in which the pristine tree has no file."""
-    parents = [parent.as_posix() for parent in Path(path).parents if parent != Path()]
-    return {
-        parent
-        for parent in parents
-        if not (root / parent).exists() or next(tree.iter(parent + "/"), None) is None
-    }
+def _folders_of(path: str) -> set[str]:
+    return {parent.as_posix() for parent in Path(path).parents} - {"."}
 
 
 def _write_differences(
     root: Path, desired: Mapping[str, Change], old: Manifest | None, new: Manifest
 ) -> tuple[str, ...]:
-    wanted = {path: change for path, change in desired.items() if path in new.files}
+    wanted = {
+        path: Change(change.data, new.files[path].mode)
+        for path, change in desired.items()
+        if path in new.files
+    }
     for path, entry in (old.files if old else {}).items():
         if path not in wanted:  # it is as in the base again
             data = None if entry.before is None else read_original(root, entry.before)
@@ -435,8 +435,8 @@ def _write_differences(
     differing = _differing(root, wanted)
     manifest = Change(new.to_bytes())
     if differing or _on_disk(root, MANIFEST) != manifest.data:
-        transaction.commit(root, differing | {MANIFEST: manifest})
-        transaction.prune_originals(root, {e.before for e in new.files.values() if e.before})
+        emptied = [folder for folder in (old.folders if old else ()) if folder not in new.folders]
+        transaction.commit(root, differing | {MANIFEST: manifest}, emptied)
     return tuple(sorted(differing))
 
 

@@ -15,21 +15,24 @@ import fcntl
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagebuild.errors import BrokenError, EngineError, IntegrityError
+from imagebuild.errors import BrokenError, EngineError, IntegrityError, UsageError
 from imagebuild.patching.manifest import (
     FOLDER,
     JOURNAL,
+    MANIFEST,
     ORIGINALS,
     original_path,
+    read_manifest,
     read_original,
     sha256,
 )
 
 _DEFAULT_MODE = 0o644
+_NO_FOLDER = (FileNotFoundError, NotADirectoryError)
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,8 @@ def locked(root: Path) -> Iterator[None]:
     try:
         handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise EngineError(f"{root}: expected a folder, found: {error.strerror}") from error
+        kind = UsageError if isinstance(error, _NO_FOLDER) else EngineError
+        raise kind(f"{root}: expected a folder, found: {error.strerror}") from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
@@ -61,8 +65,13 @@ def locked(root: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def commit(root: Path, changes: Mapping[str, Change]) -> None:
+def commit(root: Path, changes: Mapping[str, Change], emptied: Sequence[str] = ()) -> None:
     """Writes all changes or none. Call it with `locked` held and without a journal.
+
+    Args:
+        root: the tree.
+        changes: new content by path, the manifest's last.
+        emptied: folders to remove as well if nothing is left in them, deepest first.
 
     Raises:
         BrokenError: a target is a symbolic link or no regular file.
@@ -72,19 +81,27 @@ def commit(root: Path, changes: Mapping[str, Change]) -> None:
     if faults:
         raise BrokenError(f"{root}: {'; '.join(faults)}",
                           hint="give a tree of regular files, such as a fresh install")  # fmt: skip
-    entries = [_keep_original(root, path, change) for path, change in changes.items()]
-    with _refusals(root):
-        folders = [folder for path in changes for folder in _absent_folders(root, path)]
-        journal = {"schema": 1, "changes": entries, "folders": list(dict.fromkeys(folders))}
-        _write(root / JOURNAL, json.dumps(journal, indent=1).encode(), _DEFAULT_MODE)
     try:
         with _refusals(root):
+            journal = {
+                "schema": 1,
+                "changes": [_keep_original(root, path, change) for path, change in changes.items()],
+                "created": _absent_folders(root, changes),
+                "emptied": list(emptied),
+            }
+            _write(root / JOURNAL, json.dumps(journal, indent=1).encode(), _DEFAULT_MODE)
+            _sync_folder(root)
+            # All content first: a full disk shows before any file has changed.
             for path, change in changes.items():
-                _put(root / path, change)
+                if change.data is not None:
+                    _stage(root / path, change.data, change.mode)
+            for path, change in changes.items():
+                _publish(root / path, remove=change.data is None)
     except BaseException:
         recover(root)
+        tidy(root)
         raise
-    _finish(root)
+    _finish(root, emptied)
 
 
 def recover(root: Path) -> bool:
@@ -97,14 +114,19 @@ def recover(root: Path) -> bool:
     try:
         journal = json.loads(path.read_bytes())
         entries = [(e["path"], e["before"], e["after"], e["mode"]) for e in journal["changes"]]
-        folders = [str(folder) for folder in journal["folders"]]
+        created, emptied = list(journal["created"]), list(journal["emptied"])
     except FileNotFoundError:
         return False
     except (ValueError, KeyError, TypeError) as error:
         raise IntegrityError(f"{path}: the journal of an interrupted change cannot be read",
                              hint="start from a pristine tree") from error  # fmt: skip
     now = {name: _digest_of(root / name) for name, _before, _after, _mode in entries}
-    foreign = [n for n, before, after, _m in entries if now[n] not in (before, after)]
+    # An interpreter may have made byte code since; it is put back or removed like all else.
+    foreign = [
+        name
+        for name, before, after, _mode in entries
+        if now[name] not in (before, after) and not name.endswith(".pyc")
+    ]
     if foreign:
         raise IntegrityError(
             f"{root / foreign[0]}: neither as before nor as after the interrupted change: "
@@ -117,34 +139,36 @@ def recover(root: Path) -> bool:
         if any(now[name] != after for name, _before, after, _mode in entries):
             for name, before, _after, mode in entries:
                 if now[name] != before:
-                    data = None if before is None else read_original(root, before)
-                    _put(root / name, Change(data, mode))
-            for folder in folders:
-                with contextlib.suppress(OSError):
-                    (root / folder).rmdir()
-    _finish(root)
+                    if before is not None:
+                        _stage(root / name, read_original(root, before), mode)
+                    _publish(root / name, remove=before is None)
+            emptied = created
+    _finish(root, emptied)
     return True
 
 
-def _finish(root: Path) -> None:
+def _finish(root: Path, emptied: Sequence[str]) -> None:
+    """Removes empty folders and, last, the journal."""
+    for folder in emptied:
+        with contextlib.suppress(OSError):
+            (root / folder).rmdir()
     (root / JOURNAL).unlink(missing_ok=True)
     _sync_folder(root / FOLDER)
 
 
-def discard_folder(root: Path) -> None:
-    """Removes what is left of `.imagebuild/` once no manifest and no journal is in it."""
+def tidy(root: Path) -> None:
+    """Removes from `.imagebuild/` what no manifest names. Call it without a journal."""
     folder = root / FOLDER
-    with contextlib.suppress(FileNotFoundError):
+    manifest = read_manifest(root)
+    keep = {root / MANIFEST, root / ORIGINALS} if manifest else set()
+    for entry in manifest.files.values() if manifest else ():
+        keep |= {original_path(root, entry.before)} if entry.before else set()
+    with _refusals(root):
         for item in sorted(folder.rglob("*"), reverse=True):
-            item.rmdir() if item.is_dir() and not item.is_symlink() else item.unlink()
-        folder.rmdir()
-
-
-def prune_originals(root: Path, digests: set[str]) -> None:
-    """Removes kept originals that no manifest entry names."""
-    for item in (root / ORIGINALS).glob("*"):
-        if item.name.removesuffix(".bz2") not in digests:
-            item.unlink()
+            if item not in keep:
+                item.rmdir() if item.is_dir() and not item.is_symlink() else item.unlink()
+        if manifest is None and folder.is_dir():
+            folder.rmdir()
 
 
 def _keep_original(root: Path, path: str, change: Change) -> dict[str, object]:
@@ -158,10 +182,8 @@ def _keep_original(root: Path, path: str, change: Change) -> dict[str, object]:
     before = sha256(data)
     kept = original_path(root, before)
     if not kept.exists():
-        with _refusals(root):
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            # bz2: its output does not depend on the library's version, as zlib's does.
-            _write(kept, bz2.compress(data), _DEFAULT_MODE)
+        # bz2: its output does not depend on the library's version, as zlib's does.
+        _write(kept, bz2.compress(data), _DEFAULT_MODE)
     mode = stat.S_IMODE(target.stat().st_mode)
     return {"path": path, "before": before, "after": after, "mode": mode}
 
@@ -174,24 +196,17 @@ def _target_fault(root: Path, path: str) -> str:
         at = at / part
         if at.is_symlink():
             return f"{at.relative_to(root)} is a symbolic link to {at.readlink()}"
-    if at.exists() and not at.is_file():
-        return f"{path} is no regular file"
+        if at.exists() and not (at.is_file() if at == root / path else at.is_dir()):
+            kind = "regular file" if at == root / path else "folder"
+            return f"{at.relative_to(root)} is no {kind}"
     return ""
 
 
-def _absent_folders(root: Path, path: str) -> list[str]:
-    """Folders that writing `path` will create, deepest first."""
-    parents = [parent for parent in Path(path).parents if parent != Path()]
-    return [parent.as_posix() for parent in parents if not (root / parent).exists()]
-
-
-def _put(target: Path, change: Change) -> None:
-    if change.data is None:
-        target.unlink(missing_ok=True)
-        _sync_folder(target.parent)
-    else:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _write(target, change.data, change.mode)
+def _absent_folders(root: Path, paths: Iterable[str]) -> list[str]:
+    """Folders that writing `paths` will create, deepest first."""
+    parents = {parent.as_posix() for path in paths for parent in Path(path).parents} - {"."}
+    absent = [parent for parent in parents if not (root / parent).exists()]
+    return sorted(absent, key=lambda folder: (-folder.count("/"), folder))
 
 
 def _temporary(target: Path) -> Path:
@@ -199,7 +214,13 @@ def _temporary(target: Path) -> Path:
 
 
 def _write(target: Path, data: bytes, mode: int) -> None:
-    """Replaces `target` in one step, keeping the mode and owner of a file that is there."""
+    """Replaces `target` in one step."""
+    _stage(target, data, mode)
+    _publish(target, remove=False)
+
+
+def _stage(target: Path, data: bytes, mode: int) -> None:
+    """Writes the temporary of `target`, with the mode and owner of a file that is there."""
     temporary = _temporary(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -218,10 +239,17 @@ def _write(target: Path, data: bytes, mode: int) -> None:
                     os.fchown(file.fileno(), known.st_uid, known.st_gid)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _publish(target: Path, *, remove: bool) -> None:
+    """Puts the temporary in the place of `target`, or removes `target`."""
+    if remove:
+        target.unlink(missing_ok=True)
+    else:
+        _temporary(target).replace(target)
     _sync_folder(target.parent)
 
 
