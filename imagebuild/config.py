@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from imagebuild.errors import UsageError
@@ -70,6 +71,14 @@ class Recipe:
         """Its lock."""
         return self.folder / "lock.toml"
 
+    def platform(self, gpu_arch: GpuArch) -> str:
+        """Docker's word for an arch. Raises UsageError when the recipe does not serve it."""
+        if gpu_arch not in self.platforms:
+            raise UsageError(f"--arch: expected one that recipe {self.name} serves, "
+                             f"found {gpu_arch!r}",
+                             hint=f"it serves {', '.join(self.platforms)}")  # fmt: skip
+        return self.platforms[gpu_arch]
+
     def series(self) -> Series:
         """Its patches, loaded and validated. Raises UsageError."""
         return load_series(self.series_file, self.patches_dir, self.root / "image" / "runtime")
@@ -108,14 +117,16 @@ def load_recipe(name: str, root: Path = ROOT) -> Recipe:
         root=root,
         name=name,
         description=content["description"],
-        series_file=path.parent / content["series"],
-        patches_dir=root / content["patches"],
+        series_file=path.parent / reader.inside("series", content["series"], depth=1),
+        patches_dir=root / reader.inside("patches", content["patches"]),
         base_version=reader.text("base", "version"),
-        site_packages=reader.text("base", "site_packages").strip("/"),
-        python=reader.text("base", "python"),
+        site_packages=reader.inside(
+            "base.site_packages", reader.text("base", "site_packages").strip("/")
+        ),
+        python=reader.python(),
         site=site,
         pins=reader.texts("wheels", "pins"),
-        image_pins=content["image_pins"],
+        image_pins=reader.image_pins(),
         platforms=reader.platforms(),
     )
 
@@ -150,13 +161,39 @@ class _Reader:
 
     def names(self, table: str, key: str) -> dict[str, str]:
         value = self._value(self.content[table], key, f"{table}.{key}", dict)
+        return self._strings(value, f"{table}.{key}")
+
+    def _strings(self, value: object, label: str) -> dict[str, str]:
         if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
-            raise UsageError(f"{self.path}: {table}.{key}: expected PROJECT = PACKAGE, "
-                             f"found {value!r}")  # fmt: skip
+            raise UsageError(f"{self.path}: {label}: expected names with strings, found {value!r}")
         return dict(value)
+
+    def inside(self, label: str, text: str, *, depth: int | None = None) -> str:
+        pure = PurePosixPath(text)
+        is_inside = bool(pure.parts) and not pure.is_absolute() and ".." not in pure.parts
+        if not is_inside or (depth is not None and len(pure.parts) > depth):
+            what = "the name of a file beside it" if depth == 1 else "a path that leads down"
+            raise UsageError(f"{self.path}: {label}: expected {what}, found {text!r}")
+        return text
+
+    def python(self) -> str:
+        text = self.text("base", "python")
+        if not re.fullmatch(r"3\.\d+", text):
+            raise UsageError(f"{self.path}: base.python: expected a minor version such as 3.12, "
+                             f"found {text!r}")  # fmt: skip
+        return text
+
+    def image_pins(self) -> dict[str, dict[str, str]]:
+        table = self.content["image_pins"]
+        return {
+            version: self._strings(table[version], f"image_pins.{version}") for version in table
+        }
 
     def platforms(self) -> dict[GpuArch, str]:
         table = self.content["gpu_arch"]
+        if not table:
+            raise UsageError(f"{self.path}: gpu_arch: expected {' or '.join(GPU_ARCHES)}, "
+                             "found none")  # fmt: skip
         for arch, platform in table.items():
             if arch not in GPU_ARCHES or platform not in PLATFORMS:
                 raise UsageError(
