@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from imagebuild.errors import BuildError, EngineError, UsageError
@@ -24,28 +26,33 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{self.prog}: {message}", hint=f"{self.prog} --help")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs one verb; returns the exit code."""
+def main(arguments: Sequence[str], *, root: Path | None = None) -> int:
+    """Runs one verb; returns the exit code.
+
+    Args:
+        arguments: without the program's name.
+        root: the repository that recipes, patches and results are in; by default the one that this
+            code is in.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        # A file name need not be text; it is shown escaped instead of failing the run.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         parsed = _parser().parse_args(list(arguments))
     except UsageError as error:
-        return _fail(error, None)
+        return _fail(error, argparse.Namespace(format=_format_of(arguments)))
     try:
         module, _, name = parsed.run.partition(":")
         handler = getattr(importlib.import_module(f"imagebuild.{module}"), name)
         if module == "testrun":
             code: int = handler(parsed.rest)
             return code
-        return _run(handler, parsed)
+        return _run(handler, parsed, root)
     except BuildError as error:
         return _fail(error, parsed)
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output went away, as `head` does; that is no error of ours.
-        sys.stderr.close()
-        return 0
+        return _fail(_InterruptedError("interrupted"), parsed)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(EngineError(f"{where}{error.strerror or error}"), parsed)
@@ -56,17 +63,23 @@ def main(arguments: Sequence[str]) -> int:
         return _fail(EngineError(f"internal error: {error!r}", hint=hint), parsed)
 
 
-def _run(handler, parsed: argparse.Namespace) -> int:  # type: ignore[no-untyped-def]  # noqa: ANN001
+class _InterruptedError(BuildError):
+    """The user stopped it."""
+
+    exit_code = INTERRUPTED
+
+
+def _run(handler, parsed: argparse.Namespace, root: Path | None) -> int:  # type: ignore[no-untyped-def]  # noqa: ANN001
     from imagebuild.commands.context import Context
+    from imagebuild.config import ROOT
     from imagebuild.console import Console
 
     console = Console(output=parsed.format, color=parsed.color, verbose=parsed.verbose)
-    code: int = handler(Context(parsed, console))
-    sys.stdout.flush()
+    code: int = handler(Context(parsed, console, root or ROOT))
     return code
 
 
-def _fail(error: BuildError, parsed: argparse.Namespace | None) -> int:
+def _fail(error: BuildError, parsed: argparse.Namespace) -> int:
     from imagebuild.console import Console
 
     console = Console(
@@ -77,6 +90,14 @@ def _fail(error: BuildError, parsed: argparse.Namespace | None) -> int:
     console.error(error)
     console.document({"error": str(error), "hint": error.hint, "exit_code": error.exit_code})
     return error.exit_code
+
+
+def _format_of(arguments: Sequence[str]) -> str:
+    """The output format that a call asks for which could not be parsed."""
+    joined = [*arguments, ""]
+    asked = [joined[i + 1] for i, word in enumerate(arguments) if word == "--format"]
+    asked += [word.partition("=")[2] for word in arguments if word.startswith("--format=")]
+    return "json" if "json" in asked else "text"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from imagebuild.errors import BuildError
 from imagebuild.sources.download import Progress
@@ -28,71 +29,64 @@ class Console:
     """
 
     def __init__(self, *, output: str = "text", color: str = "auto", verbose: bool = False) -> None:
-        from rich.console import Console as RichConsole
-
-        forced = {"always": True, "never": False, "auto": None}[color]
-        no_color = color == "never"
-        # soft_wrap: a log keeps one line a message, whatever the width of who wrote it.
-        self._out: RichConsole = RichConsole(force_terminal=forced, no_color=no_color,
-                                             highlight=False, soft_wrap=True)  # fmt: skip
-        self._err: RichConsole = RichConsole(stderr=True, force_terminal=forced, no_color=no_color,
-                                             highlight=False, soft_wrap=True)  # fmt: skip
+        self._out = _rich(color, stderr=False)
+        self._err = _rich(color, stderr=True)
         self.is_json = output == "json"
         self.verbose = verbose
 
     def result(self, text: str, style: str = "") -> None:
         """One line of a result, for text output."""
         if not self.is_json:
-            self._out.print(text, style=style or None, markup=False)
+            _print(self._out, text, style)
 
     def verdict(self, text: str, code: int) -> None:
         """One line in the colour of an exit code."""
         self.result(text, _STYLES.get(code, "red"))
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """A table, for text output; plain columns when stdout is no terminal."""
+        """A table, for text output; plain columns, a line a row, when stdout is no terminal."""
         if self.is_json:
             return
-        if not self._out.is_terminal:
-            self.result(title)
-            widths = [
-                max(len(str(row[i])) for row in [columns, *rows]) for i in range(len(columns))
-            ]
-            for row in [columns, *rows]:
-                cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-                self.result("  " + "  ".join(cells).rstrip())
+        # Colour may be forced where nobody looks at a screen; a pipe still gets lines.
+        if sys.stdout.isatty():
+            self._out.print(_table(title, columns, rows), soft_wrap=False)
             return
-        self._out.print(_table(title, columns, rows), soft_wrap=False)
+        self.result(title)
+        lines = [[" ".join(cell.split("\n")) for cell in row] for row in [columns, *rows]]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        for line in lines:
+            cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+            self.result("  " + "  ".join(cells).rstrip())
 
     def document(self, content: dict[str, object]) -> None:
         """The JSON document of the run; nothing in text mode."""
         if self.is_json:
-            sys.stdout.write(json.dumps({"schema": 1, **content}, indent=2) + "\n")
+            _write(sys.stdout, json.dumps({"schema": 1, **content}, indent=2) + "\n")
 
     def note(self, text: str) -> None:
         """A notice on stderr."""
-        self._err.print(text, markup=False)
+        _print(self._err, text)
 
     def step(self, text: str) -> None:
         """A step under way, on stderr."""
-        self._err.print(f"- {text}", markup=False, style="dim")
+        _print(self._err, f"- {text}", "dim")
 
     def command(self, command: Sequence[str]) -> None:
         """Echoes an external command before it runs."""
-        self._err.print(f"+ {shlex.join(command)}", markup=False)
+        _print(self._err, f"+ {shlex.join(command)}")
 
     def error(self, error: BuildError) -> None:
         """An error as a sentence, with the next step."""
-        self._err.print(f"error: {error}", markup=False, style="red")
+        _print(self._err, f"error: {error}", "red")
         if error.hint:
-            self._err.print(f"hint: {error.hint}", markup=False)
+            _print(self._err, f"hint: {error.hint}")
         if self.verbose and error.__cause__ is not None:
-            self._err.print(f"cause: {error.__cause__!r}", markup=False, style="dim")
+            _print(self._err, f"cause: {error.__cause__!r}", "dim")
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Progress]:
         """Shows downloads: bars on a terminal, else a line every quarter."""
-        if self._err.is_terminal:
+        if sys.stderr.isatty():
             with _bars(self._err) as show:
                 yield show
         else:
@@ -110,13 +104,49 @@ class Console:
         return show
 
 
+def _rich(color: str, *, stderr: bool) -> RichConsole:
+    from rich.console import Console as RichConsole
+
+    # soft_wrap: a log keeps one line a message, whatever the width of who wrote it.
+    # emoji: upstream's `x[:key:]` is no picture.
+    return RichConsole(
+        stderr=stderr,
+        force_terminal={"always": True, "never": False, "auto": None}[color],
+        no_color=True if color == "never" else None,
+        highlight=False,
+        soft_wrap=True,
+        emoji=False,
+    )
+
+
+def _print(console: RichConsole, text: str, style: str = "") -> None:
+    """Prints one message; without a terminal to the character, since rich replaces tabs."""
+    if not console.is_terminal:
+        _write(sys.stderr if console.stderr else sys.stdout, text + "\n")
+        return
+    # A reader that went away, as `head` does: rich would end the process with code 1.
+    with contextlib.suppress(SystemExit):
+        console.print(text, style=style or None, markup=False)
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """Writes now; once the reader went away, to nowhere, so that the exit code stays the verb's."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
     table = Table(title=title, title_justify="left")
     for column in columns:
-        table.add_column(column)
+        table.add_column(column, overflow="fold")  # long hashes are broken, never cut
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table

@@ -9,7 +9,7 @@ import platform
 from collections.abc import Iterator
 from pathlib import Path
 
-from imagebuild.config import HOST_ARCHES, ROOT, Recipe, load_recipe, recipes
+from imagebuild.config import HOST_ARCHES, Recipe, load_recipe, recipes
 from imagebuild.console import Console
 from imagebuild.errors import UsageError
 from imagebuild.lock import Lock, read_lock
@@ -19,23 +19,27 @@ from imagebuild.upstream import Upstream
 
 
 class Context:
-    """One run of one verb."""
+    """One run of one verb, on the repository at `root`."""
 
-    def __init__(self, arguments: argparse.Namespace, console: Console) -> None:
+    def __init__(self, arguments: argparse.Namespace, console: Console, root: Path) -> None:
         self.arguments = arguments
         self.console = console
+        self.root = root
 
     @functools.cached_property
     def recipe(self) -> Recipe:
         """The recipe asked for, or the only one."""
         name = self.arguments.recipe
         if name is None:
-            known = recipes()
-            if len(known) != 1:
+            known = recipes(self.root)
+            if not known:
+                raise UsageError(f"{self.root / 'image'}: expected a folder with a recipe.toml, "
+                                 "found none")  # fmt: skip
+            if len(known) > 1:
                 raise UsageError("--recipe: expected a name, since there are several",
                                  hint=f"recipes: {', '.join(known)}")  # fmt: skip
             name = known[0]
-        return load_recipe(name)
+        return load_recipe(name, self.root)
 
     @functools.cached_property
     def lock(self) -> Lock:
@@ -51,6 +55,12 @@ class Context:
     def gpu_arch(self) -> GpuArch:
         """`--arch`, or that of this machine."""
         return self.arguments.arch or host_arch()
+
+    @property
+    def dist(self) -> Path:
+        """Where results go: `--dist`, else `dist` in the repository."""
+        asked = self.arguments.dist
+        return Path(asked) if asked else self.root / "dist"
 
     @contextlib.contextmanager
     def upstream(self) -> Iterator[Upstream]:
@@ -75,8 +85,3 @@ def host_arch() -> GpuArch:
         raise UsageError(f"--arch: no default for a {machine} machine",
                          hint="add --arch sm_120 or --arch sm_121")  # fmt: skip
     return HOST_ARCHES[machine]
-
-
-def dist_folder(arguments: argparse.Namespace) -> Path:
-    """Where results go."""
-    return Path(arguments.dist) if arguments.dist else ROOT / "dist"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from imagebuild.commands.context import Context, dist_folder
+from imagebuild.commands.context import Context
 from imagebuild.errors import UsageError
 from imagebuild.verify import verify
 
@@ -12,8 +12,10 @@ from imagebuild.verify import verify
 def run(context: Context) -> int:
     """Verifies `--tree`, by default the site that `build` wrote for this arch."""
     arguments = context.arguments
-    built = dist_folder(arguments) / f"{context.recipe.name}-{context.gpu_arch}" / "site"
-    root = Path(arguments.tree) if arguments.tree else built
+    if arguments.tree:
+        root = Path(arguments.tree)
+    else:
+        root = context.dist / f"{context.recipe.name}-{context.gpu_arch}" / "site"
     if not root.is_dir():
         raise UsageError(f"{root}: expected a site-packages folder, found none",
                          hint="build.py build, or --tree DIR")  # fmt: skip
