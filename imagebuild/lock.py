@@ -5,6 +5,7 @@ Standard library only: verify reads it inside the base.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from imagebuild.patching.tree import Identity
 from imagebuild.patching.versions import VersionRange, is_release_known, release
 
 SCHEMA = 1
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -78,13 +80,19 @@ class Lock:
 
     def base(self, version: str) -> BaseLock:
         """The table of a release. Raises IntegrityError when it is not locked."""
-        if version not in self.bases:
+        base = self.find(version)
+        if base is None:
             known = ", ".join(self.bases) or "none"
             raise IntegrityError(
                 f"{self.path}: vLLM {version} is not locked (locked: {known})",
                 hint=f"build.py lock update --base-version {version}",
             )
-        return self.bases[version]
+        return base
+
+    def find(self, version: str) -> BaseLock | None:
+        """The table of a release, None when there is none; "0.32" finds "0.32.0"."""
+        wanted = _without_zeros(version)
+        return next((self.bases[v] for v in self.bases if _without_zeros(v) == wanted), None)
 
     def identify(self, identity: Identity) -> Identity:
         """The identity with the release that a known commit stands for.
@@ -118,6 +126,12 @@ class Lock:
         return look_up
 
 
+def _without_zeros(version: str) -> str:
+    """The one spelling of a final release; any other version stays as it is."""
+    is_final = re.fullmatch(r"\d+(\.\d+)*", version)
+    return re.sub(r"(\.0+)+$", "", version) if is_final else version
+
+
 def _same_commit(one: str, other: str) -> bool:
     """Whether two possibly abbreviated commits agree; seven digits at least."""
     length = min(len(one), len(other))
@@ -135,7 +149,8 @@ def read_lock(path: Path) -> Lock:
     except FileNotFoundError:
         return Lock(path, {})
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise IntegrityError(f"{path}: expected a lock in TOML, found: {error}") from error
+        raise IntegrityError(f"{path}: expected a lock in TOML, found: {error}",
+                             hint="restore it with git") from error  # fmt: skip
     try:
         if content["schema"] != SCHEMA:
             raise ValueError(f"schema {content['schema']!r}, expected {SCHEMA}")
@@ -148,7 +163,8 @@ def read_lock(path: Path) -> Lock:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise IntegrityError(f"{path}: the lock is malformed: {what}",
-                             hint="build.py lock update writes it anew") from error  # fmt: skip
+                             hint="restore it with git, or delete it and run build.py lock update "
+                             "--base-version V for each release") from error  # fmt: skip
     return Lock(path, bases, requires)
 
 
@@ -173,6 +189,6 @@ def _base(version: str, table: Mapping[str, Any]) -> BaseLock:
 
 def _pin(entry: Mapping[str, Any]) -> WheelPin:
     digest = str(entry["sha256"])
-    if len(digest) != 64:
-        raise ValueError(f"sha256 {digest!r} has {len(digest)} digits, expected 64")
+    if not _SHA256.fullmatch(digest):
+        raise ValueError(f"sha256: expected 64 lower-case hex digits, found {digest!r}")
     return WheelPin(str(entry["filename"]), digest, int(entry["size"]))

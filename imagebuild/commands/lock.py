@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from imagebuild import lock_update
 from imagebuild.commands.context import Context
+from imagebuild.lock_update import Changed
 
 
 def show(context: Context) -> int:
@@ -18,8 +19,9 @@ def show(context: Context) -> int:
     context.console.table(str(context.lock.path), columns, rows)
     for version, base in context.lock.bases.items():
         count = sum(len(symbols) for symbols in base.fingerprints.values())
-        pins = ", ".join(f"{project} {pin}" for project, pin in base.pins.items())
-        context.console.result(f"  {version}: commit {base.commit}, {count} fingerprints, {pins}")
+        required = ", ".join(f"{project} {pin}" for project, pin in base.pins.items())
+        context.console.result(f"  {version}: commit {base.commit or 'unknown'}, "
+                               f"{count} fingerprints, {required}")  # fmt: skip
     context.console.document({
         "path": str(context.lock.path),
         "bases": {
@@ -43,17 +45,22 @@ def update(context: Context) -> int:
     """Resolves bases anew; writes the lock when every changed fingerprint was accepted."""
     wanted = context.arguments.base_version or list(context.lock.bases)
     wanted = wanted or [context.recipe.base_version]
-    lock, changed, moved = context.lock, [], []
+    accepted = context.arguments.accept
+    lock = context.lock
+    lock_update.require_names(accepted, context.series)
+    lock_update.require_generated(lock.path)
+    changed: list[Changed] = []
+    moved: list[str] = []
     with context.upstream() as upstream:
         for version in wanted:
             context.console.step(f"resolve vLLM {version}")
             found = lock_update.resolve(context.recipe, lock, context.series, version, upstream)
-            lock_update.require_accepted(found, context.arguments.accept, context.series)
             lock = found.lock
             changed += found.changed
             moved += found.moved
+    lock_update.require_accepted(changed, accepted)
     for item in changed:
-        context.console.result(f"  accepted {item.patch}: {item.symbol}")
+        context.console.result(f"  accepted vLLM {item.version}, {item.patch}: {item.symbol}")
     for sentence in moved:
         context.console.result(f"  {sentence}")
     is_new = lock_update.write(lock)
