@@ -5,13 +5,14 @@ It joins recipe, lock and `imagebuild.sources`; it judges nothing.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from imagebuild.config import Recipe
-from imagebuild.errors import IntegrityError
+from imagebuild.errors import IntegrityError, ReviewError, UsageError
 from imagebuild.lock import BaseLock, Lock, WheelPin
 from imagebuild.patching.tree import Identity, Tree, UnionTree
 from imagebuild.sources.cache import Cache
@@ -19,7 +20,7 @@ from imagebuild.sources.download import Progress, fetch, no_progress
 from imagebuild.sources.http import Http
 from imagebuild.sources.index import IndexFile, PackageIndex
 from imagebuild.sources.pipconf import read_settings
-from imagebuild.sources.wheel import WheelTree, open_wheel
+from imagebuild.sources.wheel import RemoteWheel, WheelTree, open_wheel
 from imagebuild.sources.wheelbase import Wheel
 
 
@@ -91,10 +92,27 @@ class Upstream:
         self.recipe = recipe
         self.lock = lock
         self.progress = progress
-        settings = read_settings()
+        self.offline = offline
+        self.notice = notice
         self.cache = Cache(offline=offline, notice=notice)
-        self.http = Http(settings, offline=offline)
-        self.index = PackageIndex(settings, self.http, self.cache)
+        self._wheels: dict[tuple[str, str, str, str], WheelTree | RemoteWheel] = {}
+
+    @functools.cached_property
+    def http(self) -> Http:
+        """The session, as pip is configured."""
+        return Http(read_settings(), offline=self.offline)
+
+    @functools.cached_property
+    def index(self) -> PackageIndex:
+        """The package indexes."""
+        return PackageIndex(self.http.settings, self.http, self.cache)
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Requests sent and body bytes received so far."""
+        if "http" not in vars(self):
+            return 0, 0
+        return self.http.requests, self.http.bytes_fetched
 
     def __enter__(self) -> Upstream:
         return self
@@ -105,7 +123,10 @@ class Upstream:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.http.close()
+        for wheel in self._wheels.values():
+            wheel.close()
+        if "http" in vars(self):
+            self.http.close()
         self.cache.close()
 
     def file(
@@ -128,7 +149,7 @@ class Upstream:
             UsageError, ReviewError, IntegrityError, EngineError: as `PackageIndex.wheel` and
             `open_wheel`.
         """
-        locked = self.lock.bases.get(version) if by_lock else None
+        locked = self.lock.find(version) if by_lock else None
         wheel = self._wheel(next(iter(self.recipe.site)), version, platform, locked)
         return self._join(wheel, version, platform, locked)
 
@@ -144,11 +165,19 @@ class Upstream:
 
     def _wheel(self, project: str, version: str, platform: str, locked: BaseLock | None) -> Wheel:
         pin = locked.wheel(project, platform) if locked else None
+        key = (project, version, platform, pin.sha256 if pin else "")
+        if key not in self._wheels:
+            self._wheels[key] = self._open(project, version, platform, pin)
+        return self._wheels[key]
+
+    def _open(
+        self, project: str, version: str, platform: str, pin: WheelPin | None
+    ) -> WheelTree | RemoteWheel:
         path = self.cache.blob(pin.sha256) if pin else None
-        if path is not None:
-            return WheelTree(path, platform=platform)
+        if path is not None and pin is not None:
+            return WheelTree(path, platform=platform, source=pin.filename)
         file = self.file(project, version, platform, pin)
-        return open_wheel(file, self.http, self.cache, platform=platform)
+        return open_wheel(file, self.http, self.cache, platform=platform, progress=self.progress)
 
     def _lazy(self, project: str, vllm: Wheel, platform: str, locked: BaseLock | None) -> LazyTree:
         def opener() -> Tree:
@@ -161,11 +190,17 @@ class Upstream:
         return LazyTree(self.recipe.site[project], opener)
 
     def pins(self, vllm: Wheel, platform: str) -> dict[str, str]:
-        """What vLLM requires of the watched projects, and what its torch requires of the others."""
+        """What vLLM requires of the watched projects, and what its torch requires of the others.
+
+        An index need not have that torch; then its requirements are left out and a notice says so.
+        """
         found = _required(vllm, self.recipe.pins)
         torch = found.get("torch", "")
-        if torch[:1].isdigit():
-            found = self.torch_pins(torch, platform) | found
+        if is_exact(torch):
+            try:
+                found = self.torch_pins(torch, platform) | found
+            except (UsageError, ReviewError) as error:
+                self.notice(f"what torch {torch} requires is not known: {error}")
         return {project: found[project] for project in self.recipe.pins if project in found}
 
     def torch_pins(self, version: str, platform: str) -> dict[str, str]:
@@ -173,8 +208,7 @@ class Upstream:
         known = self.lock.requires.get(f"torch=={version}")
         if known is not None:
             return dict(known)
-        file = self.file("torch", version, platform)
-        wheel = open_wheel(file, self.http, self.cache, platform=platform)
+        wheel = self._wheel("torch", version, platform, None)
         return _required(wheel, [project for project in self.recipe.pins if project != "torch"])
 
     def fetch(self, project: str, version: str, platform: str, pin: WheelPin) -> Path:
@@ -184,6 +218,11 @@ class Upstream:
             return path
         file = self.file(project, version, platform, pin)
         return fetch(file, pin.sha256, self.cache, self.http, self.progress)
+
+
+def is_exact(pin: str) -> bool:
+    """Whether a pin is one version ("2.13.0") and not a range ("<3,>=2")."""
+    return pin[:1].isdigit()
 
 
 def _required(wheel: Wheel, projects: Iterable[str]) -> dict[str, str]:

@@ -61,12 +61,14 @@ class Job:
     def platform(self) -> str:
         """Whose wheel is read; patched files are the same on all of them, which the lock checks."""
         if self.gpu_arch:
-            return self.recipe.platforms[self.gpu_arch]
+            return self.recipe.platform(self.gpu_arch)
         return next(iter(self.recipe.platforms.values()))
 
 
 def versions_of(spec: str, upstream: Upstream) -> list[str]:
     """The releases that an exact version or a range such as ">=0.31,<0.33" names, oldest first.
+
+    A range leaves out pre-releases, and what upstream withdrew unless it is locked.
 
     Raises:
         UsageError: neither, or the index has no release in the range.
@@ -75,15 +77,22 @@ def versions_of(spec: str, upstream: Upstream) -> list[str]:
     from packaging.version import InvalidVersion, Version
 
     try:
-        return [str(Version(spec))]
+        version = str(Version(spec))
+        locked = upstream.lock.find(version)
+        return [locked.version if locked else version]
     except InvalidVersion:
         pass
     try:
         wanted = SpecifierSet(spec)
-    except InvalidSpecifier as error:
-        raise UsageError(f"--against: expected a version such as 0.32.0 or a range such as "
-                         f"'>=0.31,<0.33', found {spec!r}") from error  # fmt: skip
-    found = list(wanted.filter(upstream.index.versions("vllm")))
+    except InvalidSpecifier:
+        wanted = SpecifierSet()
+    if not wanted:
+        raise UsageError("--against: expected a version such as 0.32.0 or a range such as "
+                         f"'>=0.31,<0.33', found {spec!r}")  # fmt: skip
+    offered = {file.version for file in upstream.index.files("vllm")
+               if file.yanked is False and file.filename.endswith(".whl")}  # fmt: skip
+    offered |= set(upstream.lock.bases)
+    found = sorted(wanted.filter(offered), key=Version)
     if not found:
         raise UsageError(f"--against: the index has no vLLM release in {spec!r}")
     return found
@@ -112,22 +121,23 @@ def audit_tree(job: Job, root: Path) -> Release:
 
 
 def _timed(job: Job, name: str, opener: Callable[[], Base]) -> Release:
-    http = job.upstream.http
-    before = (http.requests, http.bytes_fetched)
+    before = job.upstream.traffic
     start = time.monotonic()
     base = opener()
     identity = job.lock.identify(base.tree.identity)
     tree = OverlayTree(base.tree, {}, identity)
     evaluation = evaluate(job.series, tree, job.gpu_arch, job.lock.fingerprints_for(identity))
+    diffs = _diffs(job, evaluation, tree)
+    after = job.upstream.traffic
     return Release(
         name=name,
         identity=identity,
         pins=base.pins,
         changed_pins=_changed_pins(job, base.pins),
         evaluation=evaluation,
-        diffs=_diffs(job, evaluation, tree),
-        requests=http.requests - before[0],
-        bytes_fetched=http.bytes_fetched - before[1],
+        diffs=diffs,
+        requests=after[0] - before[0],
+        bytes_fetched=after[1] - before[1],
         seconds=time.monotonic() - start,
     )
 
@@ -145,30 +155,40 @@ def _changed_pins(job: Job, pins: dict[str, str]) -> dict[str, tuple[str, str]]:
 
 
 def _diffs(job: Job, evaluation: Evaluation, tree: Tree) -> dict[str, dict[str, str]]:
-    """What changed in each scope whose fingerprint is not the locked one."""
+    """What changed in each scope whose fingerprint is not the locked one, or is not locked."""
     identity = tree.identity
     diffs: dict[str, dict[str, str]] = {}
     for report in evaluation.reports:
-        changed = [c.symbol for c in report.contexts if c.locked and c.found != c.locked]
+        changed = [c.symbol for c in report.contexts if c.found != c.locked]
         reference = _reference(job, report, identity) if changed else None
-        if reference:
-            name, old = reference
-            diffs[report.patch.name] = {
-                str(symbol): _diff(symbol, (name, old), (identity.version, tree))
-                for symbol in changed
-            }
+        if reference is None:
+            continue
+        name, old = reference
+        try:
+            old.prefetch({symbol.path for symbol in changed})
+            found = {str(s): _diff(s, (name, old), (identity.version, tree)) for s in changed}
+        except BuildError as error:
+            job.upstream.notice(f"{report.patch.name}: no diff against vLLM {name}: {error}")
+            continue
+        if any(found.values()):
+            diffs[report.patch.name] = {symbol: text for symbol, text in found.items() if text}
     return diffs
 
 
 def _reference(job: Job, report: PatchReport, identity: Identity) -> tuple[str, Tree] | None:
-    """The locked base that a patch's context was compared with."""
+    """The locked base that a patch's context is compared with; None when there is none at hand.
+
+    A variant for releases of which none is locked is compared with the last base before them.
+    """
     variant = report.selection.variant
     version = job.lock.nearest(identity, variant.versions) if variant else None
-    if version is None or version == identity.version:
+    version = version or job.lock.nearest(identity, ">=0")
+    if version is None:
         return None
     try:
         return version, job.upstream.open(version, job.platform).tree
-    except BuildError:  # the verdict stands without the diff; offline it cannot be had
+    except BuildError as error:  # the verdict stands without the diff; offline it cannot be had
+        job.upstream.notice(f"{report.patch.name}: no diff against vLLM {version}: {error}")
         return None
 
 

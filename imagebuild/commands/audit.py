@@ -26,10 +26,11 @@ def _steps(context: Context, job: Job) -> Iterator[Callable[[], Release]]:
     """One call a release; the recipe's own base when nothing was named."""
     arguments = context.arguments
     named = arguments.against or arguments.wheel or arguments.tree
-    for spec in arguments.against if named else [context.recipe.base_version]:
-        for version in audit.versions_of(spec, job.upstream):
-            context.console.step(f"audit vLLM {version}")
-            yield lambda version=version: audit.audit_version(job, version)  # type: ignore[misc]
+    specs = arguments.against if named else [context.recipe.base_version]
+    versions = [version for spec in specs for version in audit.versions_of(spec, job.upstream)]
+    for version in dict.fromkeys(versions):
+        context.console.step(f"audit vLLM {version}")
+        yield lambda version=version: audit.audit_version(job, version)  # type: ignore[misc]
     for path in arguments.wheel:
         yield lambda path=path: audit.audit_wheel(job, Path(path))  # type: ignore[misc]
     for path in arguments.tree:
