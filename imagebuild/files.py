@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import shutil
@@ -36,13 +37,26 @@ def only_one(path: Path, what: str) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise EngineError(f"{path}: {what} is under way in another process",
+                              hint="wait for it, then try again") from error  # fmt: skip
         yield
-    except BlockingIOError as error:
-        raise EngineError(f"{path}: {what} is under way in another process",
-                          hint="wait for it, then try again") from error  # fmt: skip
     finally:
         os.close(handle)
+
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swaps two folders in one step; False where kernel, C library or file system cannot."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    if rename is None:
+        return False
+    paths = (_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other))
+    return bool(rename(*paths, _RENAME_EXCHANGE) == 0)
 
 
 @contextlib.contextmanager
@@ -54,16 +68,23 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
     partial = folder.with_name(folder.name + ".partial")
     previous = folder.with_name(folder.name + ".previous")
     with disk_errors(folder.parent):
-        if previous.exists() and not folder.exists():
-            previous.rename(folder)
-        shutil.rmtree(previous, ignore_errors=True)
-        shutil.rmtree(partial, ignore_errors=True)
+        _clear(folder, partial, previous)
         partial.mkdir(parents=True)
         try:
             yield partial
-            if folder.exists():
+            if not folder.exists():
+                partial.rename(folder)
+            elif not _exchange(partial, folder):
                 folder.rename(previous)
-            partial.rename(folder)
+                partial.rename(folder)
+            sync_folder(folder.parent)
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
-            shutil.rmtree(previous, ignore_errors=True)
+            _clear(folder, partial, previous)
+
+
+def _clear(folder: Path, partial: Path, previous: Path) -> None:
+    """Removes what is not the result; brings it back when a swap was stopped half-way."""
+    if previous.exists() and not folder.exists():
+        previous.rename(folder)
+    shutil.rmtree(previous, ignore_errors=True)
+    shutil.rmtree(partial, ignore_errors=True)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 
-from imagebuild.commands.context import Context, dist_folder, host_arch
+from imagebuild.commands.context import Context, host_arch
 from imagebuild.engines.tree import Built, Request, build, up_to_date
 from imagebuild.show import report_rows
-from imagebuild.upstream import Upstream
 
 
 def request_of(context: Context) -> Request:
@@ -21,7 +19,7 @@ def request_of(context: Context) -> Request:
         series=context.series,
         base=context.lock.base(version),
         gpu_arch=context.gpu_arch,
-        dist=dist_folder(context.arguments),
+        dist=context.dist,
     )
 
 
@@ -72,11 +70,7 @@ def _values(context: Context, request: Request) -> Iterator[tuple[str, str, str]
 def run(context: Context) -> int:
     """Builds, or says that nothing is to do."""
     request = request_of(context)
-
-    def upstream() -> AbstractContextManager[Upstream]:
-        return context.upstream()
-
-    built = build(request, upstream, context.console.step)
+    built = build(request, context.upstream, context.console.step)
     _show(context, request, built)
     return 0
 
@@ -89,6 +83,8 @@ def _show(context: Context, request: Request, built: Built) -> None:
         console.table(f"{request.recipe.name} {request.gpu_arch}, vLLM {request.base.version}",
                       ("patch", "verdict", "what"), rows)  # fmt: skip
     done = "built" if built.did_work else "up to date, nothing done"
+    for sentence in built.warnings:
+        console.result(f"  ! {sentence}")
     console.verdict(f"{built.folder}: {done}", 0)
     console.result(f"layer.tar sha256 {built.layer_sha256}")
     console.document({
@@ -99,5 +95,6 @@ def _show(context: Context, request: Request, built: Built) -> None:
         "folder": str(built.folder),
         "did_work": built.did_work,
         "layer_sha256": built.layer_sha256,
+        "warnings": list(built.warnings),
         "patches": [{"name": name, "verdict": verdict} for name, verdict, _what in rows],
     })  # fmt: skip

@@ -10,6 +10,7 @@ import hashlib
 import json
 import tarfile
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from imagebuild.patching.apply import Result, apply, changed_files
 from imagebuild.patching.manifest import FOLDER, MANIFEST, Manifest, read_manifest
 from imagebuild.patching.patch import GpuArch
 from imagebuild.patching.series import Series
+from imagebuild.sources.disk import DiskError
 from imagebuild.sources.wheel import WheelTree
 from imagebuild.upstream import Upstream
 
@@ -29,7 +31,7 @@ SITE = "site"
 LAYER = "layer.tar"
 BUILD = "build.json"
 _CODE = Path(__file__).resolve().parent.parent
-_DECIDING = ("patching", "engines")
+_DECIDING = ("patching", "sources", "verify", "engines")
 # Byte code of the base image that a layer must hide: it was compiled from the unpatched source.
 _OPTIMISATIONS = ("", ".opt-1", ".opt-2")
 
@@ -50,7 +52,7 @@ class Request:
     @property
     def platform(self) -> str:
         """Docker's word for the target."""
-        return self.recipe.platforms[self.gpu_arch]
+        return self.recipe.platform(self.gpu_arch)
 
     @property
     def folder(self) -> Path:
@@ -71,6 +73,8 @@ class Request:
             "python": self.recipe.python,
             "epoch": str(self.base.epoch),
             "series": self.series.digest,
+            # Probes decide as well, and the digest of the series leaves them out.
+            "patches": _digest_of(sorted(self.recipe.patches_dir.glob("*.py")), self.recipe.root),
             "fingerprints": hashlib.sha256(fixed).hexdigest(),
             "tool": _tool_digest(),
         }
@@ -85,15 +89,19 @@ class Built:
         layer_sha256: digest of `layer.tar`.
         did_work: False when the result was up to date.
         result: the verdicts; None when nothing was done.
+        warnings: what verify wants a person to know, as sentences.
     """
 
     folder: Path
     layer_sha256: str
     did_work: bool
     result: Result | None
+    warnings: tuple[str, ...] = ()
 
 
-def build(request: Request, upstream: Callable[[], Upstream], step: Step) -> Built:
+def build(
+    request: Request, upstream: Callable[[], AbstractContextManager[Upstream]], step: Step
+) -> Built:
     """Builds the tree, or finds that it is up to date.
 
     Args:
@@ -110,7 +118,8 @@ def build(request: Request, upstream: Callable[[], Upstream], step: Step) -> Bui
     if known:
         return known
     with only_one(request.dist / f".{request.folder.name}.lock", f"a build of {request.folder}"):
-        return _build(request, upstream, step)
+        # Another process may have built it meanwhile.
+        return up_to_date(request) or _build(request, upstream, step)
 
 
 def up_to_date(request: Request) -> Built | None:
@@ -120,15 +129,19 @@ def up_to_date(request: Request) -> Built | None:
         digest = _sha256(request.folder / LAYER)
         manifest = (request.folder / "manifest.json").read_bytes()
         in_site = (request.folder / SITE / MANIFEST).read_bytes()
+        told = (request.folder / f"{LAYER}.sha256").read_text("utf-8")
     except (OSError, ValueError):
         return None
     same = content == _build_record(request, digest) and manifest == in_site
+    same = same and told == _checksum_line(digest)
     if not same or changed_files(request.folder / SITE, Manifest.from_bytes(manifest, MANIFEST)):
         return None
     return Built(request.folder, digest, False, None)
 
 
-def _build(request: Request, upstream: Callable[[], Upstream], step: Step) -> Built:
+def _build(
+    request: Request, upstream: Callable[[], AbstractContextManager[Upstream]], step: Step
+) -> Built:
     wheels: list[Path] = []
     with upstream() as session:
         for project in request.recipe.site:
@@ -136,29 +149,39 @@ def _build(request: Request, upstream: Callable[[], Upstream], step: Step) -> Bu
             step(f"fetch {pin.filename} ({pin.size / 1e6:.0f} MB)")
             version = request.base.versions[project]
             wheels.append(session.fetch(project, version, request.platform, pin))
-        with replaced_folder(request.folder) as partial:
-            site = partial / SITE
-            site.mkdir()
-            for wheel in wheels:
-                step(f"unpack {wheel.name}")
-                with WheelTree(wheel, platform=request.platform) as tree:
-                    tree.extract(site, request.base.epoch)
-            step(f"apply {len(request.series.patches)} patches")
-            result = apply(site, request.series, request.gpu_arch, request.lock.fingerprints_for,
-                           recipe=request.recipe.name, bytecode="remove",
-                           known_as=request.lock.identify)  # fmt: skip
-            step("verify")
-            _verify(site, request)
-            step(f"write {LAYER}")
-            digest = _finish(partial, request)
-    return Built(request.folder, digest, True, result)
+        try:
+            with replaced_folder(request.folder) as partial:
+                return _write(request, wheels, partial, step)
+        except DiskError as error:
+            hint = "free some space, or build elsewhere: --dist DIR"
+            raise DiskError(str(error), hint=hint) from error
 
 
-def _verify(site: Path, request: Request) -> None:
+def _write(request: Request, wheels: list[Path], partial: Path, step: Step) -> Built:
+    site = partial / SITE
+    site.mkdir()
+    for project, wheel in zip(request.recipe.site, wheels, strict=True):
+        pin = request.base.wheel(project, request.platform)
+        step(f"unpack {pin.filename}")
+        with WheelTree(wheel, platform=request.platform, source=pin.filename) as tree:
+            tree.extract(site, request.base.epoch)
+    step(f"apply {len(request.series.patches)} patches")
+    result = apply(site, request.series, request.gpu_arch, request.lock.fingerprints_for,
+                   recipe=request.recipe.name, bytecode="remove",
+                   known_as=request.lock.identify)  # fmt: skip
+    step("verify")
+    warnings = _verify(site, request)
+    step(f"write {LAYER}")
+    digest = _finish(partial, request)
+    return Built(request.folder, digest, True, result, warnings)
+
+
+def _verify(site: Path, request: Request) -> tuple[str, ...]:
     report = verify.verify(site, request.recipe, request.lock, gpu_arch=request.gpu_arch,
                            in_base=False)  # fmt: skip
     errors = [f"{f.code}: {f.message}" for f in report.findings if f.level == "error"]
-    raise_collected(BrokenError, f"{request.folder}: verify failed, nothing was kept", errors)
+    raise_collected(BrokenError, f"{request.folder}: verify failed, nothing was written", errors)
+    return tuple(f"{f.message}; {f.fix}" for f in report.findings if f.level == "warning")
 
 
 def _finish(partial: Path, request: Request) -> str:
@@ -168,7 +191,7 @@ def _finish(partial: Path, request: Request) -> str:
     write_atomically(partial / "manifest.json", manifest.to_bytes())
     write_layer(partial / LAYER, partial / SITE, manifest, request.recipe, request.base.epoch)
     digest = _sha256(partial / LAYER)
-    write_atomically(partial / f"{LAYER}.sha256", f"{digest}  {LAYER}\n".encode())
+    write_atomically(partial / f"{LAYER}.sha256", _checksum_line(digest).encode())
     record = json.dumps(_build_record(request, digest), indent=1, sort_keys=True) + "\n"
     write_atomically(partial / BUILD, record.encode())
     return digest
@@ -211,9 +234,20 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _checksum_line(digest: str) -> str:
+    """As sha256sum writes and checks it."""
+    return f"{digest}  {LAYER}\n"
+
+
 def _tool_digest() -> str:
     """Digest of the code that decides what is written: another engine may give another tree."""
+    return _digest_of(
+        sorted(path for part in _DECIDING for path in (_CODE / part).rglob("*.py")), _CODE
+    )
+
+
+def _digest_of(paths: list[Path], root: Path) -> str:
     digest = hashlib.sha256()
-    for path in sorted(path for part in _DECIDING for path in (_CODE / part).rglob("*.py")):
-        digest.update(path.relative_to(_CODE).as_posix().encode() + b"\0" + path.read_bytes())
+    for path in paths:
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
