@@ -26,8 +26,13 @@ def prune(context: Context) -> int:
     limit = context.arguments.to
     wanted = parse_size(limit, where="--to") if limit is not None else None
     pruned = Cache(notice=context.console.note).prune(wanted)
-    context.console.result(f"removed {pruned.files} files, {_gib(pruned.bytes)}")
-    context.console.document({"removed_files": pruned.files, "removed_bytes": pruned.bytes})
+    kept = f"; {pruned.kept_in_use} are in use and stay" if pruned.kept_in_use else ""
+    context.console.result(f"removed {pruned.files} files, {_gib(pruned.bytes)}{kept}")
+    context.console.document({
+        "removed_files": pruned.files,
+        "removed_bytes": pruned.bytes,
+        "kept_in_use": pruned.kept_in_use,
+    })  # fmt: skip
     return 0
 
 

@@ -12,8 +12,8 @@ from imagebuild.audit.run import Job
 from imagebuild.commands.context import Context
 from imagebuild.errors import UsageError
 from imagebuild.patching.apply import Result, apply, pristine, revert
-from imagebuild.patching.evaluate import contexts_of
-from imagebuild.patching.patch import Patch, Variant
+from imagebuild.patching.manifest import MANIFEST, read_manifest
+from imagebuild.patching.patch import GPU_ARCHES, GpuArch, Patch, Variant
 from imagebuild.patching.series import Series
 from imagebuild.show import report_json, report_rows
 
@@ -75,6 +75,8 @@ def check(context: Context) -> int:
         job = Job(context.recipe, context.lock, context.series, arguments.arch, upstream)
         if arguments.tree:
             release = audit.audit_tree(job, Path(arguments.tree))
+            if (Path(arguments.tree) / MANIFEST).exists():
+                context.console.note(f"{arguments.tree}: is patched; it is judged as it was before")
         elif arguments.wheel:
             release = audit.audit_wheel(job, Path(arguments.wheel))
         else:
@@ -84,8 +86,9 @@ def check(context: Context) -> int:
     text_report(context.console, [release])
     for report in release.evaluation.reports:
         for edit in report.edits:
-            context.console.result(f"  {report.patch.name} / {edit.label!r}: {edit.state.value} "
-                                   f"{edit.path}:{edit.line}")  # fmt: skip
+            place = f"{edit.path}:{edit.line}" if edit.line else edit.path
+            context.console.result(f"  {report.patch.name} / {edit.label!r}: {edit.state.value}, "
+                                   f"{place}")  # fmt: skip
     context.console.document(json_report(context.recipe.name, [release]))
     return release.evaluation.exit_code
 
@@ -96,7 +99,7 @@ def apply_patches(context: Context) -> int:
     result = apply(
         root,
         context.series,
-        context.gpu_arch,
+        _arch_of(context, root),
         context.lock.fingerprints_for,
         recipe=context.recipe.name,
         known_as=context.lock.identify,
@@ -117,6 +120,13 @@ def _root(context: Context) -> Path:
     if not root.is_dir():
         raise UsageError(f"{root}: expected a site-packages folder, found none")
     return root
+
+
+def _arch_of(context: Context, root: Path) -> GpuArch:
+    """`--arch`, else what a patched tree was built for, else that of this machine."""
+    manifest = None if context.arguments.arch else read_manifest(root)
+    built_for = manifest.gpu_arch if manifest else ""
+    return next((arch for arch in GPU_ARCHES if arch == built_for), context.gpu_arch)
 
 
 def _show_written(context: Context, root: Path, result: Result, word: str) -> None:
@@ -152,8 +162,7 @@ def _variant_text(variant: Variant) -> str:
         diff = difflib.ndiff(edit.anchor.splitlines(), edit.result.splitlines())
         lines += [f"  {line.rstrip()}" for line in diff if not line.startswith("?")]
     lines += [f"new file: {file.path} from image/runtime/{file.source}" for file in variant.files]
-    edited = {str(symbol) for symbol in contexts_of(variant)}
-    lines += [f"relies on: {symbol}" for symbol in variant.relies_on if str(symbol) in edited]
+    lines += [f"relies on: {symbol}" for symbol in variant.relies_on]
     return "\n".join(lines)
 
 
