@@ -165,10 +165,13 @@ class Workspace:
             return self._scopeless(edit, patch, file, error, report)
         if len(seen.found) == edit.count and not seen.done:
             return self._write(edit, patch, file, seen.found, report)
+        culprit = self._culprit(edit, patch, file)
+        if culprit:
+            return _but(report, State.COLLISION, _changed_by(culprit))
         if len(seen.done) == edit.count and not seen.found:
             line = source.line_of(file.current, seen.done[0].start)
             return _but(report, State.APPLIED, "the new text is already there", line)
-        return self._mismatch(edit, patch, file, seen, report)
+        return _mismatch(edit, file, seen, report)
 
     def _scopeless(
         self, edit: Edit, patch: Patch, file: _File, error: Exception, report: EditReport
@@ -210,32 +213,6 @@ class Workspace:
                 _Output(_written(span, edit), patch.name),
             ]
         return EditReport(edit.label, edit.path, edit.scope, State.PENDING, line)
-
-    def _mismatch(
-        self, edit: Edit, patch: Patch, file: _File, seen: _Seen, report: EditReport
-    ) -> EditReport:
-        """Names the kind of an edit that is neither pending nor applied."""
-        spans, found, done = seen.spans, seen.found, seen.done
-        culprit = self._culprit(edit, patch, file)
-        if culprit:
-            return _but(report, State.COLLISION, _changed_by(culprit))
-        counted = f"expected the anchor {_times(edit.count)}, found it {_times(len(found))}"
-        if done:
-            counted += f" and the new text {_times(len(done))}"
-        where = edit.scope or edit.path
-        near = source.nearest(file.current, edit.path, edit.anchor, spans)
-        if found:
-            lines = ", ".join(str(source.line_of(file.current, span.start)) for span in found)
-            return _but(report, State.DRIFTED, f"{counted} in {where} (lines {lines})",
-                        source.line_of(file.current, found[0].start), near)  # fmt: skip
-        outside = _occurrences(file.current, edit.anchor, _whole(file.current))
-        if len(outside) == edit.count and not done:
-            line = source.line_of(file.current, outside[0].start)
-            moved = Candidate(edit.path, line, 1.0, edit.anchor)
-            what = f"{counted} in {where}; it stands outside of it, at line {line}"
-            return _but(report, State.MOVED, what, line, moved)
-        return _but(report, State.DRIFTED, f"{counted} in {where}{_closest(near)}",
-                    near.line if near else 0, near)  # fmt: skip
 
     def _culprit(self, edit: Edit, patch: Patch, file: _File) -> str:
         """An earlier patch that keeps the edit from matching; "" when upstream's text does."""
@@ -335,6 +312,28 @@ def _look(edit: Edit, text: str) -> _Seen:
         if not any(span.start >= one.start and span.stop <= one.stop for one in done)
     ]
     return _Seen(spans, found, done)
+
+
+def _mismatch(edit: Edit, file: _File, seen: _Seen, report: EditReport) -> EditReport:
+    """Names the kind of an edit that is neither pending nor applied."""
+    spans, found, done = seen.spans, seen.found, seen.done
+    counted = f"expected the anchor {_times(edit.count)}, found it {_times(len(found))}"
+    if done:
+        counted += f" and the new text {_times(len(done))}"
+    where = edit.scope or edit.path
+    near = source.nearest(file.current, edit.path, edit.anchor, spans)
+    if found:
+        lines = ", ".join(str(source.line_of(file.current, span.start)) for span in found)
+        return _but(report, State.DRIFTED, f"{counted} in {where} (lines {lines})",
+                    source.line_of(file.current, found[0].start), near)  # fmt: skip
+    outside = _occurrences(file.current, edit.anchor, _whole(file.current))
+    if len(outside) == edit.count and not done:
+        line = source.line_of(file.current, outside[0].start)
+        moved = Candidate(edit.path, line, 1.0, edit.anchor)
+        what = f"{counted} in {where}; it stands outside of it, at line {line}"
+        return _but(report, State.MOVED, what, line, moved)
+    return _but(report, State.DRIFTED, f"{counted} in {where}{_closest(near)}",
+                near.line if near else 0, near)  # fmt: skip
 
 
 def _changed_by(culprit: str) -> str:
