@@ -81,7 +81,7 @@ def test_parse(text: str, low: tuple[int, ...], high: tuple[int, ...] | None) ->
     ],
 )
 def test_parse_refuses(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=".") as caught:
+    with pytest.raises(ValueError, match=r"range|bound|holds") as caught:
         VersionRange.parse(text)
     assert str(caught.value) == message
 
