@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email.message
 import email.parser
+import functools
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -60,7 +61,7 @@ class Wheel(ABC):
     def record(self) -> dict[str, zips.Entry]:
         """sha256 (hex) and size (bytes) of every file that RECORD gives a hash for."""
         if self._record is None:
-            data = self.read(zips.find_record(self.members(), self.source))
+            data = self.read(self._record_path)
             self._record = zips.parse_record(data, self.source)
         return self._record
 
@@ -125,8 +126,12 @@ class Wheel(ABC):
         }
 
     def _info_path(self, name: str) -> str:
-        record = zips.find_record(self.members(), self.source)
-        return record.removesuffix("RECORD") + name
+        return self._record_path.removesuffix("RECORD") + name
+
+    @functools.cached_property
+    def _record_path(self) -> str:
+        # Kept: it is asked for with every member that is checked.
+        return zips.find_record(self.members(), self.source)
 
     def _is_unhashed(self, path: str) -> bool:
         # RECORD cannot hold its own hash, nor that of its signatures.
