@@ -63,7 +63,11 @@ class Request:
     def inputs(self) -> dict[str, str]:
         """Everything that decides the result; equal inputs need no second build."""
         wheels = {p: self.base.wheel(p, self.platform).sha256 for p in self.recipe.site}
-        fixed = json.dumps(self.base.fingerprints, sort_keys=True).encode()
+        base = self.base
+        # What verify compares, and what edits are judged by.
+        fixed = json.dumps(
+            [base.fingerprints, base.commit, {**base.pins}, self.recipe.pins], sort_keys=True
+        )
         return {
             **wheels,
             "recipe": self.recipe.name,
@@ -75,7 +79,7 @@ class Request:
             "series": self.series.digest,
             # Probes decide as well, and the digest of the series leaves them out.
             "patches": _digest_of(sorted(self.recipe.patches_dir.glob("*.py")), self.recipe.root),
-            "fingerprints": hashlib.sha256(fixed).hexdigest(),
+            "lock": hashlib.sha256(fixed.encode()).hexdigest(),
             "tool": _tool_digest(),
         }
 
