@@ -1,0 +1,101 @@
+"""Recipes: what is read, and the sentence for each way to get one wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from imagebuild.config import load_recipe, recipes
+from imagebuild.errors import UsageError
+from tests.support.product import NAME, PATCHES, RECIPE, REPOSITORY, write_repository
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_repository(tmp_path)
+    return tmp_path
+
+
+def spoil(root: Path, old: str, new: str) -> None:
+    assert old in RECIPE
+    (root / "image" / NAME / "recipe.toml").write_text(RECIPE.replace(old, new))
+
+
+def test_a_recipe_is_read_from_the_given_root(root: Path) -> None:
+    recipe = load_recipe(NAME, root)
+    assert (recipe.base_version, recipe.python) == ("0.31.0", "3.12")
+    assert recipe.lock_file == root / "image" / NAME / "lock.toml"
+    assert list(recipe.site) == ["vllm", "flashinfer-python"]
+    assert tuple(patch.name for patch in recipe.series().patches) == PATCHES
+    assert recipes(root) == [NAME]
+
+
+def test_the_projects_own_recipe_is_well_formed() -> None:
+    (name,) = recipes(REPOSITORY)
+    recipe = load_recipe(name, REPOSITORY)
+    assert recipe.series().patches
+    assert set(recipe.platforms) == {"sm_120", "sm_121"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("schema = 1", "schema = 2", "expected schema = 1, found 2"),
+        ("schema = 1", "schema = ", "expected TOML"),
+        ("schema = 1", "schema = 1\ncolour = 3", "unknown key 'colour'"),
+        ('name = "tiny"', 'name = "other"', "expected name = 'tiny', found 'other'"),
+        ('name = "tiny"\n', "", "expected the key name, found none"),
+        ('description = "for tests"', "description = 3", "description: expected str, found 3"),
+        ('"series.toml"', '"../series.toml"', "series: expected the name of a file beside it"),
+        ('"series.toml"', '"sub/series.toml"', "series: expected the name of a file beside it"),
+        ('"patches/tiny"', '"/etc"', "patches: expected a path that leads down, found '/etc'"),
+        ('"patches/tiny"', '""', "patches: expected a path that leads down, found ''"),
+        ('site_packages = "usr', 'site_packages = "../usr', "base.site_packages: expected a path"),
+        ('python = "3.12"', 'python = "312"', "base.python: expected a minor version"),
+        ('python = "3.12"\n', "", "expected the key base.python, found none"),
+        ('vllm = "vllm"\n', "", "wheels.site: expected vllm first"),
+        ('vllm = "vllm"', "vllm = 3", "wheels.site: expected names with strings"),
+        ('["torch", "triton", "flashinfer-python", "transformers"]', "[3]", "expected names"),
+        ("[image_pins]", '[image_pins]\n"0.31.0" = "x"', "image_pins.0.31.0: expected names"),
+        ('sm_120 = "linux/amd64"', 'sm_90 = "linux/amd64"', "gpu_arch.sm_90: expected one of"),
+        ('sm_120 = "linux/amd64"', 'sm_120 = "amd64"', "gpu_arch.sm_120: expected one of"),
+        ('sm_120 = "linux/amd64"\nsm_121 = "linux/arm64"\n', "", "gpu_arch: expected sm_120 or"),
+    ],
+)
+def test_a_malformed_recipe_is_one_sentence(root: Path, old: str, new: str, said: str) -> None:
+    spoil(root, old, new)
+    with pytest.raises(UsageError) as caught:
+        load_recipe(NAME, root)
+    assert said in str(caught.value)
+    assert str(root / "image" / NAME / "recipe.toml") in str(caught.value)
+
+
+def test_bytes_that_are_no_text(root: Path) -> None:
+    (root / "image" / NAME / "recipe.toml").write_bytes(b"name = '\xff'")
+    with pytest.raises(UsageError, match="expected TOML"):
+        load_recipe(NAME, root)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("", "expected a recipe, found no such file"),
+        ("nobody", "expected a recipe, found no such file"),
+        ("tiny/recipe.toml", "expected a recipe, found no such file"),
+        ("../image/tiny", "expected name = '../image/tiny', found 'tiny'"),
+    ],
+)
+def test_an_unknown_recipe_names_the_known_ones(root: Path, name: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_recipe(name, root)
+    assert said in str(caught.value)
+    assert caught.value.hint in ("recipes: tiny", None)
+
+
+def test_an_arch_that_the_recipe_does_not_serve(root: Path) -> None:
+    spoil(root, 'sm_121 = "linux/arm64"\n', "")
+    recipe = load_recipe(NAME, root)
+    assert recipe.platform("sm_120") == "linux/amd64"
+    with pytest.raises(UsageError, match="expected one that recipe tiny serves, found 'sm_121'"):
+        recipe.platform("sm_121")
