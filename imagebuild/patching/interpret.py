@@ -48,6 +48,8 @@ _ORDER: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = MappingProxyType(
     {ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
 )
 _DEPTH = 12
+# Loops over more items than this are not run.
+_LONGEST = 32
 
 
 class Raised(NotThere):
@@ -175,7 +177,10 @@ class Interpreter:
     def _call(self, node: ast.Call, local: dict[str, Any]) -> Any:
         target = self.value(node.func, local)
         args = [self.value(item, local) for item in node.args]
-        words = {word.arg: self.value(word.value, local) for word in node.keywords}
+        words: dict[str | None, Any] = {}
+        for word in node.keywords:
+            given = self.value(word.value, local)
+            words |= given if word.arg is None and isinstance(given, dict) else {word.arg: given}
         if isinstance(target, Opaque) and target.text == "getattr" and len(args) >= 2:
             target = self._getattr
         starred = any(isinstance(item, ast.Starred) for item in node.args)
@@ -198,7 +203,8 @@ class Interpreter:
             return self._run(target, args, keywords)
         except Raised:
             # A stand-in that cannot take an unknown value says nothing about the source.
-            if any(isinstance(item, Opaque) for item in (*args, *keywords.values())):
+            unknown = Opaque | _Interpreted
+            if any(isinstance(item, unknown) for item in (*args, *keywords.values())):
                 return _unknown(node)
             raise
 
@@ -304,6 +310,15 @@ class Interpreter:
             return _unknown(node)
         return self.value(node.body if test else node.orelse, local)
 
+    def _lambda(self, node: ast.Lambda, local: dict[str, Any]) -> Any:
+        own = {item.arg for item in node.args.args}
+        read = {item.id for item in ast.walk(node.body) if isinstance(item, ast.Name)}
+        # One that reads more would need the values around it.
+        if not own or not read <= own:
+            return _unknown(node)
+        body: list[ast.stmt] = [ast.Return(node.body)]
+        return _Interpreted(ast.FunctionDef("<lambda>", node.args, body, []))
+
     def _list(self, node: ast.List | ast.Tuple | ast.Set, local: dict[str, Any]) -> Any:
         items: list[Any] = []
         for element in node.elts:
@@ -363,10 +378,25 @@ class Interpreter:
                 self._try(node, local)
             case ast.With():
                 self._block(node.body, local)
-            case ast.For() | ast.While() | ast.AugAssign() | ast.Match() | ast.AsyncFor():
+            case ast.For():
+                self._loop(node, local)
+            case ast.While() | ast.AugAssign() | ast.Match() | ast.AsyncFor():
                 self._skip(node, local, Opaque(ast.unparse(node).partition("\n")[0], named=False))
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 local[node.name] = Opaque(node.name, named=False)
+
+    def _loop(self, node: ast.For, local: dict[str, Any]) -> None:
+        """Runs a plain loop over a known sequence, and forgets what any other one may bind."""
+        items = self.value(node.iter, local)
+        leaves = any(isinstance(item, ast.Break | ast.Continue) for item in ast.walk(node))
+        is_known = isinstance(items, list | tuple) and len(items) <= _LONGEST
+        if leaves or node.orelse or not is_known:
+            text = ast.unparse(node).partition("\n")[0]
+            self._skip(node, local, Opaque(text, named=False))
+            return
+        for item in items:
+            self._bind(node.target, item, local)
+            self._block(node.body, local)
 
     def _try(self, node: ast.Try, local: dict[str, Any]) -> None:
         try:

@@ -176,6 +176,43 @@ def test_loops_forget_what_they_bind():
         call("def f(x):\n    for i in x:\n        return i\n    return 0")
 
 
+def test_plain_loops_over_known_sequences_run():
+    source = (
+        "def f(x):\n    last = 0\n    for n, ok in ((1, True), (2, x)):\n"
+        "        if not ok:\n            raise ValueError(n)\n        last = n\n    return last"
+    )
+    assert call(source, x=True) == 2
+    with pytest.raises(Raised, match="ValueError"):
+        call(source, x=False)
+
+
+@pytest.mark.parametrize("end", ["        break", "        continue", "    else:\n        n = 3"])
+def test_other_loops_forget_what_they_bind(end):
+    source = f"def f(x):\n    n = 0\n    for i in (1, 2):\n        n = i\n{end}\n    return n"
+    assert call(source) == Opaque("n", named=False)
+
+
+def test_a_loop_over_many_items_is_not_run():
+    source = "def f(x):\n    n = 0\n    for i in x:\n        n = i\n    return n"
+    assert call(source, x=[1] * 32) == 1
+    assert call(source, x=[1] * 33) == Opaque("n", named=False)
+
+
+def test_a_lambda_of_its_own_parameters_is_followed():
+    assert call("def f(x):\n    up = lambda n: (n + 15) // 16 * 16\n    return up(x)", x=17) == 32
+    closed = "def f(x):\n    up = lambda n: n + x\n    return up(1)"
+    assert isinstance(call(closed, x=17), Opaque)
+    key = "def f(x):\n    return min(x, key=lambda n: n.size)"
+    assert isinstance(call(key, x=[SimpleNamespace(size=1)]), Opaque)
+
+
+def test_known_keywords_are_spread():
+    module = "def add(a, b=0):\n    return a + b"
+    words = {"words": {"b": 2}}
+    assert value("add(1, **words)", words, module) == 3
+    assert isinstance(value("add(1, **x)", module=module), Opaque)
+
+
 def test_endless_recursion_is_not_followed():
     assert isinstance(call("def f(x):\n    return f(x)", x=1), Opaque)
 
