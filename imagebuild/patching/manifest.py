@@ -136,13 +136,19 @@ class Manifest:
                 for p in content["patches"]
             ),
             files={
-                str(path): FileEntry(
+                _inside(path): FileEntry(
                     _digest(e["before"]), _digest(e["after"]), int(e["mode"]), tuple(e["patches"])
                 )
                 for path, e in content["files"].items()
             },
-            folders=tuple(str(folder) for folder in content["folders"]),
+            folders=tuple(_inside(folder) for folder in content["folders"]),
         )
+
+
+def _inside(path: str) -> str:
+    if path.startswith("/") or ".." in path.split("/"):
+        raise ValueError(f"the path {path!r} that leaves the tree")
+    return path
 
 
 def _digest(value: object) -> str | None:
