@@ -226,8 +226,10 @@ def test_fixes_are_loaded(folder: Folder) -> None:
 @pytest.mark.parametrize(
     ("doc", "found"),
     [
-        (DOC.replace("Cost. None.\n", ""), "('Symptom', 'Cause', 'Change', 'Upstream', 'Drop when')"),
-        (DOC.replace("Cause.", "Reason."), "('Symptom', 'Change', 'Upstream', 'Drop when', 'Cost')"),
+        (DOC.replace("Cost. None.\n", ""),
+         "('Symptom', 'Cause', 'Change', 'Upstream', 'Drop when')"),
+        (DOC.replace("Cause.", "Reason."),
+         "('Symptom', 'Change', 'Upstream', 'Drop when', 'Cost')"),
         (DOC.replace("Symptom.", "Cost."),
          "('Cost', 'Cause', 'Change', 'Upstream', 'Drop when', 'Cost')"),
     ],
