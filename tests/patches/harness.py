@@ -76,7 +76,8 @@ def changed(tree: Tree, changes: Iterable[Change]) -> OverlayTree:
         before = (files.get(path) or tree.read(path)).decode()
         after, count = re.subn(pattern, replacement, before, flags=re.MULTILINE)
         assert count, f"{path}: {pattern!r} matches nothing"
-        ast.parse(after)
+        if path.endswith(".py"):
+            ast.parse(after)
         files[path] = after.encode()
     return OverlayTree(tree, files)
 
@@ -90,7 +91,8 @@ def damaged(tree: Tree, edit: Edit) -> OverlayTree:
             last = max(i for i, letter in enumerate(edit.anchor) if letter.isalnum())
             cut = at + last + 1
             broken = text[:cut] + "0" + text[cut:]
-            ast.parse(broken)
+            if edit.path.endswith(".py"):
+                ast.parse(broken)
             return OverlayTree(tree, {edit.path: broken.encode()})
     raise AssertionError(f"{edit.label}: its anchor is not in {edit.path}")
 
@@ -154,7 +156,8 @@ class PatchContract:
         expected = {edit.path for edit in variant.edits} | {file.path for file in variant.files}
         assert evaluation.files.keys() == expected
         for path, data in evaluation.files.items():
-            compile(data, path, "exec", dont_inherit=True)
+            if path.endswith(".py"):
+                compile(data, path, "exec", dont_inherit=True)
 
     @staticmethod
     def notes(findings: list[Any]) -> list[Any]:
