@@ -148,16 +148,23 @@ class Cache:
 
     @contextlib.contextmanager
     def partial(self, sha256: str, needed: int | None = None) -> Iterator[BinaryIO]:
-        """The locked `.part` file of a download, made if absent, positioned at 0.
+        """The `.part` file of a download, made if absent, positioned at 0, for one process alone.
 
-        A second process waits here until the first is done. Content of an earlier try is kept.
+        A second one waits here until the first is done. Content of an earlier try is kept.
         """
         path = self._part_path(sha256)
+        # The lock is another file: the part is renamed and then shared, and whoever still waited
+        # for it alone would wait until all who share it end.
+        guard = _guard_of(path)
         with disk_errors(path.parent, needed):
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = _open_exclusive(path)
-        with file:
-            yield file
+            lock = _open_exclusive(guard)
+        with lock:
+            with disk_errors(path.parent, needed):
+                part = _open_unbuffered(path)
+            with part:
+                yield part
+            guard.unlink(missing_ok=True)
 
     def commit(self, sha256: str, part: BinaryIO) -> None:
         """Makes a complete, verified `.part` file the file with that hash."""
@@ -308,18 +315,26 @@ def _open_shared(path: Path) -> BinaryIO | None:
     return None
 
 
-def _open_exclusive(path: Path) -> BinaryIO:
-    """Opens for reading and writing, made if absent, and waits for the lock."""
+def _guard_of(part: Path) -> Path:
+    return part.with_suffix(".lock")
+
+
+def _open_unbuffered(path: Path) -> BinaryIO:
+    # Unbuffered: what was received is in the file even after kill -9, and closing cannot fail.
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    return cast(BinaryIO, os.fdopen(handle, "r+b", buffering=0))
+
+
+def _open_exclusive(path: Path, *, how: int = fcntl.LOCK_EX) -> BinaryIO:
+    """Opens, made if absent, and locks for this process alone."""
     while True:
-        # Unbuffered: what was received is in the file even after kill -9, and closing cannot fail.
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        file = cast(BinaryIO, os.fdopen(handle, "r+b", buffering=0))
+        file = _open_unbuffered(path)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(file, how)
         except BaseException:
             file.close()
             raise
-        # Whoever held it may have renamed or deleted it meanwhile.
+        # Whoever held it may have deleted it meanwhile.
         if _same_file(file, path):
             return file
         file.close()
@@ -342,13 +357,13 @@ def _write_atomically(path: Path, data: bytes) -> None:
 
 def _remove_unheld(path: Path) -> bool:
     """Deletes a file unless a process holds it; True when it is gone."""
+    guard = _guard_of(path) if path.suffix == ".part" else path
     try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _same_file(file, path):
-                path.unlink()
-    except FileNotFoundError:
-        return True
+        if not path.exists():
+            return True
+        with _open_exclusive(guard, how=fcntl.LOCK_EX | fcntl.LOCK_NB):
+            path.unlink(missing_ok=True)
+            guard.unlink(missing_ok=True)
     except BlockingIOError:
         return False
     except OSError as error:

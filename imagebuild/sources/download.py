@@ -62,8 +62,10 @@ def fetch(
             hint="use an index that gives hashes, or record the hash in the lock",
         )
     # Between `commit` and `blob` another process may prune; it cannot do so every time.
-    for _ in range(3):
+    for tries in range(3):
         if (path := cache.blob(wanted)) is not None:
+            if tries:
+                cache.keep_within_limit()
             return path
         _Download(file, wanted, cache, http, progress).run()
     raise EngineError(
@@ -123,7 +125,6 @@ class _Download:
                     self.cache.discard_partial(self.sha256)
                 raise
             self.cache.commit(self.sha256, part)
-        self.cache.keep_within_limit()
 
     def _complete(self, part: BinaryIO) -> None:
         """Fetches until the hash is right, from what is there, and once more from nothing."""
@@ -143,19 +144,21 @@ class _Download:
 
     def _fill(self, part: BinaryIO) -> None:
         failures = 0
+        furthest = self._size(part)
         while True:
-            before = self._size(part)
+            have = self._size(part)
             try:
-                self._receive(part, before)
+                self._receive(part, have)
                 return
             except _StartAgain:
                 part.truncate(0)
-                failures += 1
-                problem: EngineError = self._short(0)
+                problem: EngineError = self._short(have)
             except TransferError as error:
-                gained = self._size(part) - before
-                failures = 1 if gained >= PROGRESS_BYTES else failures + 1
                 problem = error
+            # Only what was never reached before is progress: starting again is not.
+            if (reached := self._size(part)) >= furthest + PROGRESS_BYTES:
+                furthest, failures = reached, 0
+            failures += 1
             if failures >= ATTEMPTS:
                 raise problem
             self.http.sleep(failures)

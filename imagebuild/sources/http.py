@@ -72,12 +72,13 @@ class Stream:
             TransferError: the connection broke off before the declared end.
         """
         raw, seen = self._response.raw, 0
+        is_remote = self.url.startswith("http")
         try:
-            for chunk in self._response.iter_content(size):
-                if self.url.startswith("http"):
-                    told = raw.tell()
-                    self._http.count(body=told - seen)
-                    seen = told
+            # read1: what arrived before a break is handed out, so that a resume starts behind it.
+            while chunk := raw.read1(size, decode_content=True) if is_remote else raw.read(size):
+                if is_remote:
+                    self._http.count(body=raw.tell() - seen)
+                    seen = raw.tell()
                 yield chunk
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             raise self._http.failure(error, self.url, self._what, TransferError) from error
@@ -308,6 +309,13 @@ def _system_context() -> ssl.SSLContext:
     return truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
+class _File(io.FileIO):
+    """Is closed with the response, as requests does with what has this method."""
+
+    def release_conn(self) -> None:
+        self.close()
+
+
 class _FileAdapter(BaseAdapter):
     """Answers `file:` URLs; a folder answers with its index.html, as it does for pip."""
 
@@ -321,7 +329,7 @@ class _FileAdapter(BaseAdapter):
         if path.is_dir():
             path /= "index.html"
         try:
-            response.raw = path.open("rb")
+            response.raw = _File(path)
         except (FileNotFoundError, NotADirectoryError):
             response.status_code, response.reason = 404, "no such file"
             response.raw = io.BytesIO()

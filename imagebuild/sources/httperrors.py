@@ -51,6 +51,7 @@ def explain(error: Exception, settings: PipSettings) -> tuple[str, str | None]:
     u3 = urllib3.exceptions
     reach = "check the network, and proxy and index-url in `python -m pip config list`"
     chain = _chain(error)
+    seconds = f"{settings.timeout:g} s"
 
     def first(*kinds: type[BaseException]) -> BaseException | None:
         return next((item for item in chain if isinstance(item, kinds)), None)
@@ -65,14 +66,13 @@ def explain(error: Exception, settings: PipSettings) -> tuple[str, str | None]:
         return f"TLS failed{detail}", "set `cert` or `trusted-host` in pip's configuration"
     if first(u3.NameResolutionError):
         return "its name does not resolve", reach
-    seconds = f"{settings.timeout:g} s"
+    if refused := first(u3.NewConnectionError):
+        number = next((e.strerror for e in chain if isinstance(e, OSError) and e.strerror), "")
+        return f"it is unreachable ({number or type(refused).__name__})", reach
     if first(u3.ConnectTimeoutError, requests.exceptions.ConnectTimeout):
         return f"it does not accept a connection within {seconds}", reach
     if first(u3.ReadTimeoutError, requests.exceptions.ReadTimeout, TimeoutError):
         return f"it sent nothing for {seconds}", "raise `timeout` in pip's configuration"
-    if refused := first(u3.NewConnectionError):
-        number = next((e.strerror for e in chain if isinstance(e, OSError) and e.strerror), "")
-        return f"it is unreachable ({number or type(refused).__name__})", reach
     if first(u3.ProtocolError, requests.exceptions.ChunkedEncodingError, ConnectionError):
         return "the connection broke off", "run the same command again"
     if first(*_MALFORMED):

@@ -91,7 +91,7 @@ def _pip(python: str, *arguments: str) -> str:
     except OSError as error:
         raise EngineError(f"{python}: expected to run pip, found {error.strerror}") from error
     if done.returncode != 0:
-        said = scrub((done.stderr.strip().splitlines() or ["nothing on stderr"])[-1])
+        said = scrub(((done.stderr or done.stdout).strip().splitlines() or ["no word"])[-1])
         raise EngineError(
             f"pip {' '.join(arguments)}: expected pip's configuration, found {said!r}",
             hint=f"make `{' '.join(command)}` work",
@@ -161,8 +161,18 @@ def scrub(text: str) -> str:
 
 
 def split_credentials(url: str) -> tuple[str, tuple[str, str] | None]:
-    """Splits a URL into itself without user and password, and those two, decoded."""
-    parts = urlsplit(url)
+    """Splits a URL into itself without user and password, and those two, decoded.
+
+    Raises:
+        UsageError: it is no URL.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise UsageError(
+            f"{scrub(url)}: expected an address, found that it is malformed ({error})",
+            hint="check index-url in `python -m pip config list`",
+        ) from error
     if "@" not in parts.netloc:
         return url, None
     userinfo, _, host = parts.netloc.rpartition("@")
