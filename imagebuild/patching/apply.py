@@ -456,5 +456,5 @@ def _differing(root: Path, wanted: Mapping[str, Change]) -> dict[str, Change]:
 def _on_disk(root: Path, path: str) -> bytes | None:
     try:
         return (root / path).read_bytes()
-    except FileNotFoundError:
-        return None
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return None  # `commit` says so where a folder or a file is in the way
