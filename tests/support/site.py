@@ -91,7 +91,8 @@ def make_site(
     write_record(root, newline=newline)
     if pycs:
         for source in sorted((root / "vllm").rglob("*.py")):
-            py_compile.compile(str(source), doraise=True, invalidation_mode=MODES[pycs])
+            name = source.relative_to(root).as_posix()  # so that no byte tells where the tree is
+            py_compile.compile(str(source), dfile=name, doraise=True, invalidation_mode=MODES[pycs])
     return root
 
 
