@@ -160,11 +160,14 @@ class Cache:
             path.parent.mkdir(parents=True, exist_ok=True)
             lock = _open_exclusive(guard)
         with lock:
-            with disk_errors(path.parent, needed):
-                part = _open_unbuffered(path)
-            with part:
-                yield part
-            guard.unlink(missing_ok=True)
+            try:
+                with disk_errors(path.parent, needed):
+                    part = _open_unbuffered(path)
+                with part:
+                    yield part
+            finally:
+                with contextlib.suppress(OSError):
+                    guard.unlink()
 
     def commit(self, sha256: str, part: BinaryIO) -> None:
         """Makes a complete, verified `.part` file the file with that hash."""
@@ -177,7 +180,8 @@ class Cache:
 
     def discard_partial(self, sha256: str) -> None:
         """Deletes the `.part` file; only for who holds it."""
-        self._part_path(sha256).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._part_path(sha256).unlink()
 
     def _part_path(self, sha256: str) -> Path:
         return self.root / "partial" / f"{self.blob_path(sha256).name}.part"

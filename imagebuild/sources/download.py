@@ -69,8 +69,8 @@ def fetch(
             return path
         _Download(file, wanted, cache, http, progress).run()
     raise EngineError(
-        f"{cache.root}: expected to keep {file.filename}, found it pruned at once",
-        hint="raise IMAGEBUILD_CACHE_LIMIT",
+        f"{cache.root}: expected to keep {file.filename}, found it gone each time",
+        hint="stop what deletes files there, or set IMAGEBUILD_CACHE=DIR",
     )
 
 
