@@ -255,7 +255,15 @@ with Http(PipSettings(url, timeout=60)) as http:
 
 
 def start(cache: Cache, file: IndexFile) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", CHILD, str(cache.root), file.url, SHA, str(file.size)]
+    command = [
+        sys.executable,
+        "-c",
+        CHILD,
+        str(cache.root),
+        file.url,
+        str(file.sha256),
+        str(file.size),
+    ]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
@@ -273,10 +281,12 @@ def finish(child: subprocess.Popen[str]) -> str:
     return out.strip().splitlines()[-1]
 
 
-def test_killed_twenty_times_and_completed(
-    server: IndexServer, file: IndexFile, cache: Cache
-) -> None:
+def test_killed_twenty_times_and_completed(server: IndexServer, cache: Cache) -> None:
     rng = random.Random(20261129)
+    content = rng.randbytes(24 << 20)  # more than twenty runs of at most four pieces receive
+    (server.folder / NAME).write_bytes(content)
+    sha256 = hashlib.sha256(content).hexdigest()
+    file = IndexFile("vllm", NAME, "1", server.file_url(NAME), sha256, len(content))
     reached = [0]
     for _ in range(20):
         with start(cache, file) as child:
@@ -287,9 +297,9 @@ def test_killed_twenty_times_and_completed(
                 done = int(go_on(child))
             child.kill()
         reached.append(done)
-        assert cache.blob(SHA) is None
-    assert 0 < reached[-1] < len(CONTENT)
-    assert Path(finish(start(cache, file))).read_bytes() == CONTENT
+        assert cache.blob(sha256) is None
+    assert 0 < reached[-1] < len(content)
+    assert Path(finish(start(cache, file))).read_bytes() == content
     assert leftovers(cache) == []
 
 
