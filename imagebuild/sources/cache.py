@@ -221,6 +221,13 @@ class Cache:
             path.parent.mkdir(parents=True, exist_ok=True)
             _write_atomically(path, head + content)
 
+    def drop(self, kind: str, key: str) -> None:
+        """Deletes an entry that turned out to be wrong, unless offline, where it stays."""
+        path = self._entry_path(kind, key)
+        if not self.offline:
+            with disk_errors(path.parent):
+                path.unlink(missing_ok=True)
+
     def _entry_path(self, kind: str, key: str) -> Path:
         name = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
         return self.root / kind / name[:2] / name

@@ -201,9 +201,19 @@ class RemoteWheel(Wheel):
         except RangesUnsupportedError:
             whole = self._fallback()
             return {path: whole.read(path) for path in paths}
+        except IntegrityError:
+            self._distrust(opened)
+            raise
         finally:
             opened.file.forget()
         return found
+
+    def _distrust(self, opened: _Opened) -> None:
+        """Forgets the directory and RECORD, so that a later run does not trip over them again."""
+        if self.sha256 is not None:
+            record = zips.find_record(opened.members, self.source)
+            self.cache.drop("wheel-directory", self.sha256)
+            self.cache.drop("wheel-member", f"{self.sha256} {record}")
 
     def _unpack(self, opened: _Opened, path: str) -> bytes:
         data = zips.read_member(opened.archive, opened.members[path], self.source)

@@ -341,6 +341,22 @@ def test_damage_anywhere_is_an_error_or_harmless(
                 assert "\n" not in str(error)
 
 
+def test_a_wrong_directory_does_not_outlive_its_run(
+    remote: Remote, file: IndexFile, folder: Path, path: Path
+) -> None:
+    server, http, cache = remote
+    good, file = path.read_bytes(), replace(file, size=None)
+    build_wheel(folder, files={name: data[::-1] for name, data in FILES.items()}, requires=REQUIRES)
+    server.faults.etag = False
+    with RemoteWheel(file, http, cache) as wheel:
+        assert wheel.exists("vllm/envs.py")
+    path.write_bytes(good)
+    with RemoteWheel(file, http, cache) as wheel, pytest.raises(IntegrityError):
+        wheel.read("vllm/big_1.bin")
+    with RemoteWheel(file, http, cache) as wheel:
+        assert wheel.read("vllm/big_1.bin") == FILES["vllm/big_1.bin"]
+
+
 def test_refusals_hold_for_remote_wheels_too(server: IndexServer, http: Http, cache: Cache) -> None:
     def spoil(archive: object) -> None:
         member(archive, "vllm/envs.py").filename = "../envs.py"  # type: ignore[arg-type]
