@@ -6,6 +6,7 @@ calls that it is given; anything else is `NotThere`, so that a probe answers UNK
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -38,7 +39,11 @@ def tokens(tree: Tree, path: str, scope: str = "") -> list[str]:
         FileNotFoundError: the tree has no such file.
         NotThere: the file has no such scope, or more than one.
     """
-    text = source.decode(tree.read(path)).text
+    return list(_tokens(source.decode(tree.read(path)).text, path, scope))
+
+
+@functools.lru_cache(maxsize=32)
+def _tokens(text: str, path: str, scope: str) -> tuple[str, ...]:
     try:
         spans = source.scope_spans(text, path, scope)
     except source.ScopeMissingError as error:
@@ -53,7 +58,7 @@ def tokens(tree: Tree, path: str, scope: str = "") -> list[str]:
         else:
             found.append(token)
         end = at + len(token)
-    return found
+    return tuple(found)
 
 
 def macro(words: Sequence[str], name: str) -> list[str]:
@@ -79,6 +84,25 @@ def constants(words: Sequence[str]) -> dict[str, list[str]]:
             equals, end = list(words).index("=", at), list(words).index(";", at)
             if equals < end:
                 found.setdefault(words[equals - 1], list(words[equals + 1 : end]))
+    return found
+
+
+def branches(words: Sequence[str]) -> list[tuple[list[str], list[str]]]:
+    """Condition and body of each `if (...) {...}` in order; what an `else` alone holds is left out.
+
+    Raises:
+        NotThere: a branch has no braces, or brackets do not match.
+    """
+    found: list[tuple[list[str], list[str]]] = []
+    at = 0
+    while "if" in words[at:]:
+        at = list(words).index("if", at) + 1
+        close = _matching(words, at) if list(words[at : at + 1]) == ["("] else len(words)
+        if list(words[close + 1 : close + 2]) != ["{"]:
+            raise NotThere("a branch is not written as `if (...) {...}`")
+        end = _matching(words, close + 1)
+        found.append((list(words[at + 1 : close]), list(words[close + 2 : end])))
+        at = end + 1
     return found
 
 
@@ -108,10 +132,11 @@ def evaluate(words: Sequence[str], names: Names) -> Value:
 
 
 def _matching(words: Sequence[str], at: int) -> int:
-    """Index of the bracket that closes the one at `at`."""
-    depth = 0
+    """Index of the bracket that closes the one at `at`; only its own kind counts."""
+    opening, depth = words[at], 0
+    closing = _CLOSING[_OPENING.index(opening)]
     for index in range(at, len(words)):
-        depth += (words[index] in _OPENING) - (words[index] in _CLOSING)
+        depth += (words[index] == opening) - (words[index] == closing)
         if depth == 0:
             return index
     raise NotThere(f"the {words[at]} is never closed")

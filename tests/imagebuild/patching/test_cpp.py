@@ -80,6 +80,17 @@ def test_a_macro_body_ends_with_its_directive():
             cpp.macro(cpp.tokens(tree(), "a.cuh"), name)
 
 
+def test_branches_in_order():
+    words = cpp.tokens(tree("if (a < 2) { x = f(1); } else if (a) { { y; } } else { z; }"), "a.cuh")
+    assert [("".join(test), "".join(body)) for test, body in cpp.branches(words)] == [
+        ("a<2", "x=f(1);"),
+        ("a", "{y;}"),
+    ]
+    for text in ("if (a) b;", "if a { b; }", "if (a) { b;", "if"):
+        with pytest.raises(NotThere):
+            cpp.branches(cpp.tokens(tree(text), "a.cuh"))
+
+
 def test_constants_and_template_arguments_of_a_scope():
     words = cpp.tokens(tree(), "a.cuh", "launch")
     assert cpp.constants(words)["N"] == ["2"]
