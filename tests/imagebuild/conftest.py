@@ -1,6 +1,7 @@
 """A small product of its own for each test; see tests/support/product.py.
 
-Imports are inside: the engine's tests below this folder run where the sources' libraries are absent.
+Imports are inside: the engine's tests below this folder run where the sources' libraries are
+absent.
 """
 
 from __future__ import annotations
@@ -28,10 +29,9 @@ def product_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def product(product_template: Path, tmp_path: Path) -> Iterator[Product]:
     """A locked repository, an index with three releases, and an empty cache."""
-    from tests.support.index_server import IndexServer
-    from tests.support.product import Product
+    from tests.support.product import Product, QuickIndex
 
     folder = tmp_path / "product"
     shutil.copytree(product_template, folder)
-    with IndexServer(folder / "served") as server:
+    with QuickIndex(folder / "served") as server:
         yield Product(folder, server)

@@ -17,8 +17,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from imagebuild.cli import main
+from imagebuild.sources.pipconf import PipSettings
 from tests.support.index_server import IndexServer
 from tests.support.verify_site import flashkda_library
 from tests.support.wheels import build_wheel
@@ -196,6 +198,17 @@ def write_repository(root: Path) -> None:
         (root / "patches" / NAME / f"{name}.py").write_text(content)
 
 
+class QuickIndex(IndexServer):
+    """Answers at once: with Nagle's algorithm the client's delayed ACK costs 40 ms an answer."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        slow = self._server.RequestHandlerClass
+        self._server.RequestHandlerClass = type(
+            "_Quick", (slow,), {"disable_nagle_algorithm": True}
+        )
+
+
 @dataclass
 class Ran:
     """One call of the command line."""
@@ -214,7 +227,14 @@ class Ran:
 
 
 class Product:
-    """A repository at `root`, an index over `wheels`, and a cache."""
+    """A repository at `root`, an index over `wheels`, and a cache.
+
+    Attributes:
+        index_url: what pip is configured with.
+        extra: more environment variables.
+        asks_pip: `run` reads the settings from pip, which takes half a second; other processes
+            always do.
+    """
 
     def __init__(self, folder: Path, server: IndexServer) -> None:
         self.folder = folder
@@ -224,6 +244,7 @@ class Product:
         self.wheels = server.folder
         self.index_url = server.url
         self.extra: dict[str, str] = {}
+        self.asks_pip = False
 
     @property
     def lock_file(self) -> Path:
@@ -254,7 +275,11 @@ class Product:
         os.environ.clear()
         os.environ.update(self.environment)
         try:
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            with (
+                contextlib.redirect_stdout(out),
+                contextlib.redirect_stderr(err),
+                contextlib.nullcontext() if self.asks_pip else self._pip(),
+            ):
                 code = main(arguments, root=self.root)
         finally:
             os.environ.clear()
@@ -263,6 +288,10 @@ class Product:
         assert "Traceback" not in ran.out + ran.err, ran
         assert "internal error" not in ran.out + ran.err, ran
         return ran
+
+    def _pip(self) -> Any:
+        settings = PipSettings(self.index_url, timeout=20, retries=0)
+        return mock.patch("imagebuild.upstream.read_settings", lambda: settings)
 
     def command(self, *arguments: str) -> list[str]:
         """The command of another process that does the same."""
@@ -310,7 +339,7 @@ def template(folder: Path) -> None:
     """Writes repository, index and lock once; tests get copies."""
     write_repository(folder / "repository")
     write_index(folder / "served")
-    with IndexServer(folder / "served") as server:
+    with QuickIndex(folder / "served") as server:
         product = Product(folder, server)
         wanted = [word for version in VERSIONS for word in ("--base-version", version)]
         ran = product.run("lock", "update", *wanted, "--accept", "all")

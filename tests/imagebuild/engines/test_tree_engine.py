@@ -85,6 +85,7 @@ def test_nothing_of_the_target_is_executed(
         real(self, args, *rest, **options)
 
     monkeypatch.setattr(subprocess.Popen, "__init__", watched)
+    product.asks_pip = True
     assert product.run("build", "--arch", "sm_121").code == 0
     # pip is asked for its configuration; importing the target's vllm would raise.
     assert commands

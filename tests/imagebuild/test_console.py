@@ -1,0 +1,79 @@
+"""What is printed, to the character."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from imagebuild.console import Console
+from imagebuild.errors import UsageError
+
+
+def test_text_comes_out_as_it_went_in(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "-\tx = y[:key:]\t# [bold]not markup[/] :smile: " + "long " * 60 + "1234567890abcdef"
+    Console().result(text)
+    Console().note(text)
+    said = capsys.readouterr()
+    assert said.out == said.err == text + "\n"
+
+
+def test_forced_colour_wraps_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "x[:key:] [bold] " + "long " * 60
+    Console(color="always").result(text, "green")
+    said = capsys.readouterr().out
+    assert "\x1b[32m" in said
+    assert text in said
+    assert said.count("\n") == 1
+
+
+def test_never_colours(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    Console(color="never").verdict("red", 3)
+    assert capsys.readouterr().out == "red\n"
+
+
+def test_a_table_is_a_line_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    Console().table("title", ("a", "what"), [("x", "one\ntwo"), ("longer", "")])
+    assert capsys.readouterr().out == "title\n  a       what\n  x       one two\n  longer\n"
+
+
+def test_an_empty_table(capsys: pytest.CaptureFixture[str]) -> None:
+    Console().table("title", ("a", "what"), [])
+    assert capsys.readouterr().out == "title\n  a  what\n"
+
+
+def test_json_mode_prints_the_document_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(output="json")
+    console.result("text")
+    console.verdict("text", 0)
+    console.table("t", ("a",), [("b",)])
+    console.step("fetch")
+    console.command(["docker", "build", "a b"])
+    console.document({"name": "Ä"})
+    said = capsys.readouterr()
+    assert json.loads(said.out) == {"schema": 1, "name": "Ä"}
+    assert said.err == "- fetch\n+ docker build 'a b'\n"
+
+
+def test_an_error_has_its_hint_and_on_request_its_cause(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = UsageError("where: expected x, found y", hint="do z")
+    error.__cause__ = ValueError("deep")
+    Console().error(error)
+    assert capsys.readouterr().err == "error: where: expected x, found y\nhint: do z\n"
+    Console(verbose=True).error(error)
+    assert capsys.readouterr().err.endswith("cause: ValueError('deep')\n")
+
+
+def test_progress_without_a_terminal_is_a_line_a_quarter(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Console().progress() as show:
+        for done in range(0, 101, 5):
+            show("a.whl", done * 10**6, 100 * 10**6)
+        show("unknown", 5, None)
+    assert capsys.readouterr().err == "".join(
+        f"- a.whl: {quarter} % of 100 MB\n" for quarter in (25, 50, 75, 100)
+    )
