@@ -149,11 +149,15 @@ def recover(root: Path) -> bool:
 
 def _finish(root: Path, emptied: Sequence[str]) -> None:
     """Removes empty folders and, last, the journal."""
-    for folder in emptied:
-        with contextlib.suppress(OSError):
-            (root / folder).rmdir()
-    (root / JOURNAL).unlink(missing_ok=True)
-    _sync_folder(root / FOLDER)
+    with _refusals(root):
+        for folder in emptied:
+            try:
+                (root / folder).rmdir()
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+        (root / JOURNAL).unlink(missing_ok=True)
+        _sync_folder(root / FOLDER)
 
 
 def tidy(root: Path) -> None:

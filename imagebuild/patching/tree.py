@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from imagebuild.errors import UsageError
+from imagebuild.errors import EngineError, UsageError
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,9 @@ class DirTree:
             return (self.root / path).read_bytes()
         except (IsADirectoryError, NotADirectoryError) as error:
             raise FileNotFoundError(path) from error
+        except PermissionError as error:
+            what = f"{self.root / path}: cannot be read: {error.strerror}"
+            raise EngineError(what, hint="run as the owner of the tree") from error
 
     def exists(self, path: str) -> bool:
         return (self.root / path).is_file()
