@@ -8,6 +8,8 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
+import importlib
+import json
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -32,21 +34,27 @@ VERSIONS = ("0.31.0", "0.32.0", "0.33.0")
 Change = tuple[str, str, str]
 
 
+def with_needs(name: str) -> list[str]:
+    """A patch and before it all that it needs, each once."""
+    needs: tuple[str, ...] = importlib.import_module(f"patches.glm53_flash.{name}").PATCH.needs
+    return list(dict.fromkeys([*(before for need in needs for before in with_needs(need)), name]))
+
+
 @functools.cache
 def series_of(name: str) -> Series:
-    """A series of one patch, loaded and validated as the product does it."""
+    """A series of one patch behind those that it needs, loaded as the product does it."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "series.toml"
-        file.write_text(f'patches = ["{name}"]\n', "utf-8")
+        file.write_text(f"patches = {json.dumps(with_needs(name))}\n", "utf-8")
         return load_series(file, PATCHES, RUNTIME)
 
 
 def run(name: str, tree: Tree) -> Evaluation:
-    """Evaluates one patch with the context of `tree` as the locked one."""
-    patch = series_of(name).patch(name)
+    """Evaluates one patch, last, with the context of `tree` as the locked one."""
 
-    def fingerprints(_name: str, versions: str) -> Mapping[str, str]:
-        variant = next(one for one in patch.variants if one.versions == versions)
+    def fingerprints(one: str, versions: str) -> Mapping[str, str]:
+        variants = series_of(name).patch(one).variants
+        variant = next(variant for variant in variants if variant.versions == versions)
         found = {str(symbol): fingerprint_of(tree, symbol) for symbol in contexts(variant)}
         missing = [symbol for symbol, value in found.items() if value is None]
         assert not missing, f"the tree has no {missing}"
@@ -65,7 +73,7 @@ def variant_of(patch: Patch, tree: Tree) -> Variant:
 def patched(name: str, tree: Tree) -> OverlayTree:
     """The tree after the patch, which must be applicable; one result a tree object."""
     evaluation = run(name, tree)
-    assert [report.verdict for report in evaluation.reports] == [Verdict.OK]
+    assert {report.verdict for report in evaluation.reports} == {Verdict.OK}
     return OverlayTree(tree, evaluation.files)
 
 
@@ -148,12 +156,13 @@ class PatchContract:
     ) -> None:
         tree = real_tree(version)
         evaluation = run(self.name, tree)
-        (report,) = evaluation.reports
+        report = evaluation.reports[-1]
         assert (report.verdict, report.findings) == (Verdict.OK, self.notes(report.findings))
         after = OverlayTree(tree, evaluation.files)
         assert ask(self.patch.effect, after).outcome is Outcome.HOLDS
-        variant = variant_of(self.patch, tree)
-        expected = {edit.path for edit in variant.edits} | {file.path for file in variant.files}
+        variants = [variant_of(patch, tree) for patch in series_of(self.name).patches]
+        expected = {edit.path for variant in variants for edit in variant.edits}
+        expected |= {file.path for variant in variants for file in variant.files}
         assert evaluation.files.keys() == expected
         for path, data in evaluation.files.items():
             if path.endswith(".py"):
@@ -199,7 +208,7 @@ class PatchContract:
         self, real_tree: Callable[[str], Tree], version: str
     ) -> None:
         tree = changed(real_tree(version), self.upstream_fix)
-        (report,) = run(self.name, tree).reports
+        report = run(self.name, tree).reports[-1]
         assert report.verdict is Verdict.ABSORBED
         assert not report.declared
         assert ask(self.patch.reason, tree).outcome is not Outcome.HOLDS

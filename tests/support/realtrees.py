@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 from collections.abc import Iterator
@@ -43,6 +44,8 @@ class RealTrees:
         self._http = Http(read_settings())
         self._index = PackageIndex(self._http.settings, self._http, self._cache)
         self._open: dict[tuple[str, str], Wheel] = {}
+        # One object a release, so that what tests derive from it can be kept.
+        self.base = functools.cache(self._base)
 
     def __enter__(self) -> RealTrees:
         return self
@@ -69,7 +72,7 @@ class RealTrees:
         """The vLLM wheel of a release."""
         return self._wheel("vllm", version)
 
-    def base(self, version: str) -> Tree:
+    def _base(self, version: str) -> Tree:
         """The vLLM wheel beside the FlashInfer wheel that it pins."""
         vllm = self._wheel("vllm", version)
         pinned = vllm.requirement(FLASHINFER)
@@ -82,11 +85,13 @@ class FolderTrees:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.open = functools.cache(self._tree)
+        self.base = functools.cache(self._base)
 
-    def open(self, version: str) -> Tree:
+    def _tree(self, version: str) -> Tree:
         return DirTree(self.folder / f"v{version}")
 
-    def base(self, version: str) -> Tree:
+    def _base(self, version: str) -> Tree:
         (metadata,) = (self.folder / f"v{version}").glob("vllm-*.dist-info/METADATA")
         found = re.search(rf"^Requires-Dist: {FLASHINFER}==(\S+)", metadata.read_text(), re.M)
         assert found, f"vllm {version} pins no {FLASHINFER}"
