@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -29,6 +29,34 @@ _SCHEMA: Mapping[str, type] = {
     "image_pins": dict,
     "gpu_arch": dict,
 }
+_OPTIONAL: Mapping[str, type] = {"image": dict}
+FLASHKDA = ("auto", "base", "build")
+CLUSTERS = ("none", "ray", "mentat")
+
+
+@dataclass(frozen=True)
+class GitSource:
+    """One commit of a repository; the commit names the content."""
+
+    url: str
+    commit: str
+
+
+@dataclass(frozen=True)
+class ImageRecipe:
+    """What a person decides about the image.
+
+    Attributes:
+        flashkda: whose FlashKDA library: the base's, one built here, or what `auto` finds right.
+        cluster: how ranks are placed.
+        cited: by base version, the image's reference and digests as a public document names them.
+        sources: repositories that stages compile from, by name.
+    """
+
+    flashkda: str = "auto"
+    cluster: str = "none"
+    cited: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    sources: Mapping[str, GitSource] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +74,7 @@ class Recipe:
         pins: projects whose exact versions are watched.
         image_pins: by base version, the versions that the image ships instead.
         platforms: docker's platform of each gpu_arch.
+        image: what the Docker engine builds beside the tree.
     """
 
     root: Path
@@ -60,6 +89,7 @@ class Recipe:
     pins: tuple[str, ...]
     image_pins: Mapping[str, Mapping[str, str]]
     platforms: Mapping[GpuArch, str]
+    image: ImageRecipe = field(default_factory=ImageRecipe)
 
     @property
     def folder(self) -> Path:
@@ -128,6 +158,7 @@ def load_recipe(name: str, root: Path = ROOT) -> Recipe:
         pins=reader.texts("wheels", "pins"),
         image_pins=reader.image_pins(),
         platforms=reader.platforms(),
+        image=reader.image(),
     )
 
 
@@ -140,9 +171,10 @@ class _Reader:
 
     def check(self, schema: Mapping[str, type]) -> None:
         for key in self.content:
-            if key not in schema:
+            if key not in schema and key not in _OPTIONAL:
+                known = ", ".join([*schema, *_OPTIONAL])
                 raise UsageError(f"{self.path}: unknown key {key!r}",
-                                 hint=f"known keys: {', '.join(schema)}")  # fmt: skip
+                                 hint=f"known keys: {known}")  # fmt: skip
         for key, kind in schema.items():
             self._value(self.content, key, key, kind)
 
@@ -201,6 +233,31 @@ class _Reader:
                     f"with one of {', '.join(PLATFORMS)}, found {platform!r}"
                 )
         return dict(table)
+
+    def image(self) -> ImageRecipe:
+        table = self.content.get("image", {})
+        known = ("flashkda", "cluster", "cited", "sources")
+        if not isinstance(table, dict) or (odd := sorted(set(table) - set(known))):
+            found = odd[0] if isinstance(table, dict) else table
+            raise UsageError(f"{self.path}: image: unknown key {found!r}",
+                             hint=f"known keys: {', '.join(known)}")  # fmt: skip
+        choices = {"flashkda": FLASHKDA, "cluster": CLUSTERS}
+        chosen = {key: table.get(key, words[0]) for key, words in choices.items()}
+        for key, words in choices.items():
+            if chosen[key] not in words:
+                raise UsageError(f"{self.path}: image.{key}: expected {' or '.join(words)}, "
+                                 f"found {chosen[key]!r}")  # fmt: skip
+        sources = {}
+        for name, entry in table.get("sources", {}).items():
+            where = f"image.sources.{name}"
+            commit = str(self._value(entry, "commit", f"{where}.commit", str))
+            if not re.fullmatch(r"[0-9a-f]{40}", commit):
+                raise UsageError(f"{self.path}: {where}.commit: expected 40 hex digits, "
+                                 f"found {commit!r}")  # fmt: skip
+            url = str(self._value(entry, "url", f"{where}.url", str))
+            sources[name] = GitSource(url, commit)
+        cited = {version: dict(entry) for version, entry in table.get("cited", {}).items()}
+        return ImageRecipe(cited=cited, sources=sources, **chosen)
 
     def _value(self, table: dict[str, Any], key: str, label: str, kind: type) -> object:
         if key not in table:

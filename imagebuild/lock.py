@@ -31,6 +31,32 @@ class WheelPin:
 
 
 @dataclass(frozen=True)
+class ImagePin:
+    """The base image of one release.
+
+    Attributes:
+        repository: as a FROM names it, such as "vllm/vllm-openai".
+        tag: a comment; the digest decides.
+        digest: of the index over all platforms, "sha256:...".
+        platforms: digest of each platform's own manifest.
+        state: "resolved" by us, or "cited" from a public document: the pull itself verifies it.
+        source: who says so.
+    """
+
+    repository: str
+    tag: str
+    digest: str
+    platforms: Mapping[str, str]
+    state: str
+    source: str
+
+    @property
+    def reference(self) -> str:
+        """What `FROM` takes."""
+        return f"{self.repository}:{self.tag}@{self.digest}"
+
+
+@dataclass(frozen=True)
 class BaseLock:
     """What the lock holds for one vLLM release.
 
@@ -42,6 +68,7 @@ class BaseLock:
         versions: version of each project in `wheels`.
         pins: exact versions that the wheels require, by project.
         fingerprints: by patch, then by symbol.
+        image: the image of this release; None as long as nobody has named its digest.
     """
 
     version: str
@@ -51,6 +78,7 @@ class BaseLock:
     versions: Mapping[str, str]
     pins: Mapping[str, str]
     fingerprints: Mapping[str, Fingerprints] = field(default_factory=dict)
+    image: ImagePin | None = None
 
     def wheel(self, project: str, platform: str) -> WheelPin:
         """The pin for a platform. Raises IntegrityError when it is not locked."""
@@ -184,7 +212,20 @@ def _base(version: str, table: Mapping[str, Any]) -> BaseLock:
             patch: {symbol: str(value) for symbol, value in entries.items()}
             for patch, entries in table.get("fingerprints", {}).items()
         },
+        image=image_pin(table["image"]) if "image" in table else None,
     )
+
+
+def image_pin(table: Mapping[str, Any]) -> ImagePin:
+    """Reads an image's table. Raises KeyError or ValueError when it is malformed."""
+    platforms = {str(platform): str(digest) for platform, digest in table["platforms"].items()}
+    for digest in (table["digest"], *platforms.values()):
+        if not _SHA256.fullmatch(str(digest).removeprefix("sha256:")):
+            raise ValueError(f"image: expected sha256:<64 hex digits>, found {digest!r}")
+    if table["state"] not in ("resolved", "cited"):
+        raise ValueError(f"image.state: expected resolved or cited, found {table['state']!r}")
+    texts = {name: str(table[name]) for name in ("repository", "tag", "digest", "state", "source")}
+    return ImagePin(platforms=platforms, **texts)
 
 
 def _pin(entry: Mapping[str, Any]) -> WheelPin:

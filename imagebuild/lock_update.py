@@ -13,7 +13,7 @@ import tomli_w
 from imagebuild.config import Recipe
 from imagebuild.errors import IntegrityError, ReviewError, UsageError, raise_collected
 from imagebuild.files import write_atomically
-from imagebuild.lock import SCHEMA, BaseLock, Lock, WheelPin
+from imagebuild.lock import SCHEMA, BaseLock, ImagePin, Lock, WheelPin, image_pin
 from imagebuild.patching.evaluate import Fingerprints, contexts_of, fingerprint_of
 from imagebuild.patching.selection import select
 from imagebuild.patching.series import Series
@@ -76,6 +76,7 @@ def resolve(recipe: Recipe, lock: Lock, series: Series, version: str, upstream: 
         versions={project: next(iter(files[project].values())).version for project in recipe.site},
         pins=fresh.pins,
         fingerprints=fingerprints(series, fresh.tree),
+        image=_image(recipe, lock.bases.get(version), version),
     )
     torch = fresh.pins.get("torch", "")
     requires = dict(lock.requires)
@@ -280,6 +281,18 @@ def _changed(lock: Lock, version: str, found: Mapping[str, Fingerprints]) -> Ite
                 yield Changed(version, patch, symbol, known[symbol], digest)
 
 
+def _image(recipe: Recipe, known: BaseLock | None, version: str) -> ImagePin | None:
+    """What is locked already, else what the recipe cites."""
+    if known is not None and known.image is not None and known.image.state == "resolved":
+        return known.image
+    cited = recipe.image.cited.get(version)
+    try:
+        return image_pin({**cited, "state": "cited"}) if cited else None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"recipe {recipe.name}: image.cited.{version} is malformed: "
+                         f"{error}") from error  # fmt: skip
+
+
 def _moved(before: BaseLock | None, after: BaseLock) -> Iterable[str]:
     if before is None:
         return
@@ -298,6 +311,7 @@ def _to_toml(lock: Lock) -> dict[str, Any]:
                 "commit": base.commit,
                 "epoch": base.epoch,
                 "pins": dict(base.pins),
+                **({"image": vars(base.image)} if base.image else {}),
                 "wheels": {
                     project: {
                         "version": base.versions[project],
