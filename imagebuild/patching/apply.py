@@ -12,7 +12,6 @@ import csv
 import hashlib
 import io
 import json
-import os
 import re
 import site
 import stat
@@ -45,7 +44,7 @@ from imagebuild.patching.tree import DirTree, Identity, OverlayTree, Tree, ident
 
 ByteCode = Literal["rebuild", "remove"]
 _COMPILED = re.compile(r"(?P<stem>.+?)\.[a-z]+-?\d+[a-z]*(\.opt-\w+)?\.pyc")
-# Runs in a child so that PYTHONHASHSEED orders the set constants the same on every build.
+# Runs in a child: marshal's back references depend on what else a process holds.
 _COMPILE = """
 import json, py_compile, sys
 for source, name, out in json.load(sys.stdin):
@@ -289,11 +288,8 @@ def _compile(root: Path, sources: Mapping[str, bytes]) -> dict[str, bytes]:
             source.write_bytes(data)
             jobs.append((str(source), str(root.resolve() / path), f"{folder}/{index}.pyc"))
         run = subprocess.run(
-            [sys.executable, "-s", "-P", "-c", _COMPILE],
+            [sys.executable, "-I", "-c", _COMPILE],
             input=json.dumps(jobs),
-            # Not -I: it would ignore the seed as well.
-            env={k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-            | {"PYTHONHASHSEED": "0"},
             capture_output=True,
             text=True,
             check=False,
