@@ -292,7 +292,7 @@ class TestSeveralPatches:
         """Outputs stay where they are when an earlier part of the file grows."""
         root = site.make_site(tmp_path)
         grows = Edit(label="g", path=ENGINE, anchor="class Engine:\n",
-                     text="# one\n# two\nclass Engine:\n")  # fmt: skip
+                     text=f"# {'one' * 20}\n# two\nclass Engine:\n")  # fmt: skip
         chained = replace(CEILING, anchor="ceiling = 90", text="ceiling = 91")
         grow = toy.patch("vllm_grow_edit", grows)
         [report] = run(root, self.FIRST, grow, self.second(chained))
