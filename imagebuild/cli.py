@@ -119,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument("--dist", metavar="DIR", help="where results go; default: dist")
 
     audit = _verb(verbs, "audit", "commands.audit:run", "what vLLM releases mean for each patch")
-    _arch(audit)
+    _arch(audit, "leave out patches that do not matter for it; default: none")
     audit.add_argument("--against", metavar="SPEC", action="append", default=[],
                        help="a version or a range such as '>=0.31,<0.33'; repeatable")  # fmt: skip
     audit.add_argument("--wheel", metavar="FILE", action="append", default=[],
@@ -131,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     _lock(verbs)
 
     verify = _verb(verbs, "verify", "commands.verify:run", "check a patched tree")
-    _arch(verify)
+    _arch(verify, "what it must be built for; default: what its manifest says, or this machine's")
     verify.add_argument("--tree", metavar="DIR", help="default: what build wrote for this arch")
     verify.add_argument("--dist", metavar="DIR", help="where results are; default: dist")
 
@@ -154,13 +154,13 @@ def _patches(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
     show.add_argument("name", metavar="NAME")
     check = _verb(patches, "check", "commands.patches:check", "judge patches on one tree")
     check.add_argument("name", metavar="NAME", nargs="*", help="default: all")
-    _arch(check)
+    _arch(check, "leave out patches that do not matter for it; default: none")
     what = check.add_mutually_exclusive_group()
     what.add_argument("--tree", metavar="DIR", help="a site-packages folder")
     what.add_argument("--wheel", metavar="FILE", help="a vLLM wheel on disk")
     what.add_argument("--against", metavar="V", help="a release; default: the recipe's base")
     apply = _verb(patches, "apply", "commands.patches:apply_patches", "patch a folder in place")
-    _arch(apply)
+    _arch(apply, "default: what a patched folder was built for, or that of this machine")
     revert = _verb(patches, "revert", "commands.patches:revert_patches", "restore a patched folder")
     for one in (apply, revert):
         one.add_argument("--tree", metavar="DIR", required=True, help="a site-packages folder")
@@ -196,5 +196,5 @@ def _verb(verbs, name: str, run: str, text: str) -> argparse.ArgumentParser:  # 
     return parser
 
 
-def _arch(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--arch", choices=GPU_ARCHES, help="default: that of this machine")
+def _arch(parser: argparse.ArgumentParser, text: str = "default: that of this machine") -> None:
+    parser.add_argument("--arch", choices=GPU_ARCHES, help=text)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from imagebuild.audit.run import Release
 from imagebuild.console import Console
-from imagebuild.patching.evaluate import PatchReport
+from imagebuild.patching.evaluate import PatchReport, Verdict
 from imagebuild.show import report_rows
 
 _DIFF_LINES = 60
@@ -18,6 +18,8 @@ def text_report(console: Console, releases: Sequence[Release]) -> None:
         rows = report_rows(release.evaluation.reports)
         title = f"vLLM {release.identity.version} ({release.identity.commit or 'commit unknown'})"
         console.table(title, ("patch", "verdict", "what"), rows)
+        if all(report.verdict is Verdict.NOT_APPLICABLE for report in release.evaluation.reports):
+            console.result("  no patch is for this release")
         for project, (old, new) in release.changed_pins.items():
             console.result(f"  pin {project}: {old or 'none'} -> {new or 'none'}")
         for report in release.evaluation.reports:
