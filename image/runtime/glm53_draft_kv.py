@@ -21,7 +21,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 BLOCK_SIZE = "VLLM_GLM5NEXT_DRAFT_BLOCK_SIZE"
-# Attention backends split a block into kernel blocks of at most 64 tokens.
+# Backends split a block into kernel blocks of their own; 64 tokens is the largest fixed size.
 _UNIT = 64
 
 

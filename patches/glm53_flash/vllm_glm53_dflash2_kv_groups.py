@@ -18,8 +18,8 @@ Change: the target is grouped as if it were alone, and one group for each kind o
 Upstream: https://github.com/vllm-project/vllm/pull/57169 (also 55219)
 Drop when: base is 0.32 or later: the generic grouping packs this model, drafter included.
 Cost: the draft pages are part of each block of the pool: at 2,304 tokens and two bf16 KV heads of
-    128, five layers add 11.8 MB to the 13.8 MB of the target at TP 4. A block of 576 tokens halves
-    the blocks' size, but was measured 43 % slower in decode by the GX10 recipe. After a hit in the
+    128, five layers add 11.8 MB to the 13.8 MB of the target at TP 4. Blocks of 576 tokens add 2.9
+    MB instead, but were measured 43 % slower in decode by the GX10 recipe. After a hit in the
     prefix cache the drafter reads old rows for up to one window: fewer drafts are accepted, the
     output is the same. Inert unless a GLM-5.3 has layers of plain attention. vLLM logs that it
     does not know the variable.
