@@ -63,13 +63,16 @@ def ensure_tests() -> Path:
     return VENV / "bin" / "python"
 
 
-def ensure(venv: Path, layers: Sequence[Layer], base: str | None = None) -> bool:
+def ensure(
+    venv: Path, layers: Sequence[Layer], base: str | None = None, options: Sequence[str] = ()
+) -> bool:
     """Makes `venv` hold exactly what `layers` ask for, once, however many calls come at a time.
 
     Args:
         venv: folder of the virtual environment; "<venv>.lock" beside it serialises the calls.
         layers: (stamp, requirements) in order.
         base: interpreter that makes it; the running one's base where None.
+        options: more options of the installer.
 
     Returns:
         Whether anything had to be done.
@@ -83,7 +86,7 @@ def ensure(venv: Path, layers: Sequence[Layer], base: str | None = None) -> bool
     base = base or getattr(sys, "_base_executable", None) or sys.executable
     try:
         with _locked(venv) as lock:
-            return _prepare(venv, layers, base, lock)
+            return _prepare(venv, layers, base, lock, options)
     except OSError as error:
         raise EngineError(
             f"{error.filename or venv}: expected to be able to write it, "
@@ -145,7 +148,9 @@ def _locked(venv: Path) -> Iterator[int]:
         os.close(lock)
 
 
-def _prepare(venv: Path, layers: Sequence[Layer], base: str, lock: int) -> bool:
+def _prepare(
+    venv: Path, layers: Sequence[Layer], base: str, lock: int, options: Sequence[str]
+) -> bool:
     """Does under the lock what is still missing; a layer that fails leaves nothing half made."""
     from imagebuild import venvs
 
@@ -159,16 +164,16 @@ def _prepare(venv: Path, layers: Sequence[Layer], base: str, lock: int) -> bool:
         say(f"preparing {_shown(venv)} ({why}) ...")
         if layer is layers[0]:
             stamps = [name for name, _ in layers]
-            venvs.make(venv, base, requirements, lock, stamps)
+            venvs.make(venv, base, requirements, lock, stamps, options=options)
         else:
             (venv / stamp).unlink(missing_ok=True)
-            venvs.add(venv, requirements, lock)
+            venvs.add(venv, requirements, lock, options)
         _write_stamp(venv / stamp, _stamp_text(venv, requirements))
     return done
 
 
 def _shown(venv: Path) -> str:
-    return os.path.relpath(venv, ROOT)
+    return os.path.relpath(venv, ROOT) if venv.is_relative_to(ROOT) else str(venv)
 
 
 def _write_stamp(path: Path, text: str) -> None:

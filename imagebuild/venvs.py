@@ -30,10 +30,18 @@ _FRAME = " \t\N{MULTIPLICATION SIGN}\N{BOX DRAWINGS LIGHT VERTICAL}"
 _FRAME += "\N{BOX DRAWINGS LIGHT VERTICAL AND RIGHT}\N{BOX DRAWINGS LIGHT ARC UP AND RIGHT}"
 _FRAME += "\N{BOX DRAWINGS LIGHT HORIZONTAL}\N{BLACK RIGHT-POINTING TRIANGLE}"
 
-Way = Callable[[Path, str, Path, int], None]
+Way = Callable[[Path, str, Path, int, Sequence[str]], None]
 
 
-def make(venv: Path, base: str, requirements: Path, lock: int, stamps: Sequence[str]) -> None:
+def make(
+    venv: Path,
+    base: str,
+    requirements: Path,
+    lock: int,
+    stamps: Sequence[str],
+    *,
+    options: Sequence[str] = (),
+) -> None:
     """Makes `venv` anew with `requirements` in it, by the first way that works here.
 
     Args:
@@ -42,6 +50,7 @@ def make(venv: Path, base: str, requirements: Path, lock: int, stamps: Sequence[
         requirements: pinned and hashed requirements file.
         lock: descriptor that every child inherits.
         stamps: names of the files in `venv` that call it complete.
+        options: more options of the installer, such as "--no-deps"; uv and pip must both know them.
 
     Raises:
         EngineError: no way is present, or the last one failed.
@@ -51,32 +60,32 @@ def make(venv: Path, base: str, requirements: Path, lock: int, stamps: Sequence[
     if not ways:
         raise _no_way(base)
     for number, way in enumerate(ways, start=1):
-        _remove(venv, stamps)
+        remove(venv, stamps)
         try:
-            way(venv, base, requirements, lock)
+            way(venv, base, requirements, lock, options)
         except EngineError as error:
-            _remove(venv, stamps)
+            remove(venv, stamps)
             if number == len(ways):
                 raise
             sys.stderr.write(f"{error}; trying another way ...\n")
         except BaseException:
-            _remove(venv, stamps)
+            remove(venv, stamps)
             raise
         else:
             return
 
 
-def add(venv: Path, requirements: Path, lock: int) -> None:
+def add(venv: Path, requirements: Path, lock: int, options: Sequence[str] = ()) -> None:
     """Installs `requirements` into the complete `venv`; raises as `make` does."""
     python = str(venv / "bin" / "python")
     if uv := _usable_uv():
         try:
-            _uv_install(uv, python, requirements, lock)
+            _uv_install(uv, python, requirements, lock, options)
         except EngineError as error:
             sys.stderr.write(f"{error}; trying pip ...\n")
         else:
             return
-    _pip_install([python, "-m", "pip"], requirements, lock)
+    _pip_install([python, "-m", "pip"], requirements, lock, options)
 
 
 def _ways(base: str) -> list[Way]:
@@ -97,33 +106,37 @@ def _usable_uv() -> str | None:
     return uv if uv and uv_environment(os.environ) is not None else None
 
 
-def _by_uv(venv: Path, base: str, requirements: Path, lock: int) -> None:
+def _by_uv(venv: Path, base: str, requirements: Path, lock: int, options: Sequence[str]) -> None:
     uv = shutil.which("uv") or "uv"
     _run([uv, "venv", "--quiet", "--python", base, str(venv)], lock, uv_environment(os.environ))
-    _uv_install(uv, str(venv / "bin" / "python"), requirements, lock)
+    _uv_install(uv, str(venv / "bin" / "python"), requirements, lock, options)
 
 
-def _uv_install(uv: str, python: str, requirements: Path, lock: int) -> None:
-    command = [uv, "pip", "install", "--quiet", "--python", python, *_BY_HASH]
+def _uv_install(
+    uv: str, python: str, requirements: Path, lock: int, options: Sequence[str]
+) -> None:
+    command = [uv, "pip", "install", "--quiet", "--python", python, *_BY_HASH, *options]
     _run([*command, "-r", str(requirements)], lock, uv_environment(os.environ))
 
 
-def _by_venv(venv: Path, base: str, requirements: Path, lock: int) -> None:
+def _by_venv(venv: Path, base: str, requirements: Path, lock: int, options: Sequence[str]) -> None:
     _run([base, "-m", "venv", str(venv)], lock)
-    _pip_install([str(venv / "bin" / "python"), "-m", "pip"], requirements, lock)
+    _pip_install([str(venv / "bin" / "python"), "-m", "pip"], requirements, lock, options)
 
 
-def _by_host_pip(venv: Path, base: str, requirements: Path, lock: int) -> None:
+def _by_host_pip(
+    venv: Path, base: str, requirements: Path, lock: int, options: Sequence[str]
+) -> None:
     """Debian splits ensurepip off, but a python3-pip that is there can fill a venv from outside."""
     _run([base, "-m", "venv", "--without-pip", str(venv)], lock)
     pip = [base, "-m", "pip", "--python", str(venv / "bin" / "python")]
-    _pip_install(pip, requirements, lock)
+    _pip_install(pip, requirements, lock, options)
 
 
-def _pip_install(pip: Sequence[str], requirements: Path, lock: int) -> None:
+def _pip_install(pip: Sequence[str], requirements: Path, lock: int, options: Sequence[str]) -> None:
     # --user from a pip.conf is an error inside a venv.
     environment = {"PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    command = [*pip, "install", "--no-input", *_BY_HASH, "-r", str(requirements)]
+    command = [*pip, "install", "--no-input", *_BY_HASH, *options, "-r", str(requirements)]
     _run(command, lock, environment)
 
 
@@ -207,7 +220,7 @@ def _no_way(base: str) -> EngineError:
     )
 
 
-def _remove(venv: Path, stamps: Sequence[str]) -> None:
+def remove(venv: Path, stamps: Sequence[str]) -> None:
     """Removes `venv`, its stamps first: after a kill in between nothing looks whole."""
     if venv.is_symlink() or venv.is_file():
         venv.unlink()

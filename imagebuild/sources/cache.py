@@ -23,6 +23,7 @@ from imagebuild.errors import EngineError, IntegrityError, UsageError
 from imagebuild.sources.disk import disk_errors, hash_file, sync_folder
 
 DEFAULT_LIMIT = 20 << 30  # bytes
+SMOKE = "smoke"  # the folder of environments, which are installed and not cached file by file
 LEFT_OVER_AFTER = 3600  # seconds; a younger temporary may be of a writer that still runs
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -287,7 +288,9 @@ class Cache:
             self._notice(f"the cache was not pruned: {error}")
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
-        for folder, _, names in os.walk(self.root):
+        for folder, folders, names in os.walk(self.root):
+            if Path(folder) == self.root and SMOKE in folders:
+                folders.remove(SMOKE)  # a part of an environment would be worse than none
             for name in names:
                 path = Path(folder, name)
                 with contextlib.suppress(FileNotFoundError):
