@@ -1,0 +1,1 @@
+"""The smoke environment: a pinned venv without a GPU in which the trees' own Python code runs."""
