@@ -24,11 +24,10 @@ class Steps:
         self.count = 0
         self.strike = strike
 
-    def step(self, name: str) -> bool:
+    def step(self, name: str) -> None:
         self.count += 1
         if self.count == self.n:
             self.strike(name)
-        return self.count == self.n
 
     def wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -39,25 +38,32 @@ class Steps:
         return call
 
     def fdopen(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> IO[bytes]:
-            file: IO[bytes] = real(*args, **kwargs)
-            write = file.write
+        return lambda *args, **kwargs: _HalfWriter(real(*args, **kwargs), self)
 
-            def half(data: bytes) -> int:
-                self.count += 1
-                if self.count == self.n:
-                    write(data[: len(data) // 2])
-                    file.flush()
-                    self.strike("write")
-                return write(data)
 
-            proxy = mock.MagicMock(wraps=file)
-            proxy.__enter__.return_value = proxy
-            proxy.__exit__.side_effect = lambda *_error: file.close()
-            proxy.write.side_effect = half
-            return proxy
+class _HalfWriter:
+    """A file whose write is a step: it strikes when half of the data is on the disk."""
 
-        return call
+    def __init__(self, file: IO[bytes], steps: Steps) -> None:
+        self.file = file
+        self.steps = steps
+
+    def __enter__(self) -> _HalfWriter:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def write(self, data: bytes) -> int:
+        self.steps.count += 1
+        if self.steps.count == self.steps.n:
+            self.file.write(data[: len(data) // 2])
+            self.file.flush()
+            self.steps.strike("write")
+        return self.file.write(data)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -708,19 +707,6 @@ def modules(draw: st.DrawFn) -> tuple[dict[str, bytes], list[Edit]]:
     return files, edits
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves out the waits for the disk; what a kill does is tested in test_transaction.py."""
-    monkeypatch.setattr(os, "fsync", lambda _handle: None)
-
-
-@pytest.fixture
-def fresh() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
-
-
-@pytest.mark.usefixtures("quick")
 class TestProperties:
     @given(
         modules(), st.sampled_from(["remove", "rebuild"]), st.sampled_from([0o644, 0o600, 0o755])

@@ -34,12 +34,6 @@ REPOSITORY = Path(__file__).parents[3]
 Picture = dict[str, tuple[str, int, bytes]]
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill takes no page from the kernel, so that waiting for the disk would show nothing."""
-    monkeypatch.setattr(os, "fsync", lambda _handle: None)
-
-
 def old_series(runtime: Path) -> Series:
     """Two edited files, their byte code, and a file in two new folders."""
     files = (NewFile(source="trace.py", path="vllm/extra/deep/trace.py"),)
@@ -372,6 +366,47 @@ class TestCommit:
         assert now[ENGINE] == ("file", 0o644, b"b")  # a file that is there keeps its mode
         assert CONFIG not in now
         assert ".imagebuild/journal.json" not in now
+
+    def test_content_and_journal_are_on_the_disk_before_a_file_changes(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """For a power cut, which no test can make: the order of the calls."""
+        root = make_site(tmp_path)
+        events: list[str] = []
+        replace_file = os.replace
+
+        def sync(handle: int) -> None:
+            events.append(f"sync {Path(f'/proc/self/fd/{handle}').readlink()}")
+
+        def record(source: Path, target: Path) -> None:
+            events.append(f"replace {target}")
+            replace_file(source, target)
+
+        monkeypatch.setattr(os, "fsync", sync)
+        monkeypatch.setattr(os, "replace", record)
+        transaction.commit(root, {ENGINE: Change(b"a"), CONFIG: Change(b"b")})
+        ours, core = root / ".imagebuild", root / "vllm/core"
+        kept = [ours / f"originals/{sha256(t.encode())}.bz2" for t in (site.ENGINE, site.CONFIG)]
+
+        def temporary(path: Path) -> Path:
+            return path.with_name(f".{path.name}.imagebuild-tmp")
+
+        def written(path: Path) -> list[str]:
+            return [f"sync {temporary(path)}", f"replace {path}", f"sync {path.parent}"]
+
+        assert events == [
+            *written(kept[0]),
+            *written(kept[1]),
+            *written(ours / "journal.json"),
+            f"sync {root}",
+            f"sync {temporary(root / ENGINE)}",
+            f"sync {temporary(root / CONFIG)}",
+            f"replace {root / ENGINE}",
+            f"sync {core}",
+            f"replace {root / CONFIG}",
+            f"sync {core}",
+            f"sync {ours}",
+        ]
 
     def test_folders_go_only_when_empty(self, tmp_path: Path) -> None:
         root = make_site(tmp_path, {"vllm/a/b/x.py": "x", "vllm/c/x.py": "x", "vllm/c/y.py": "y"})
