@@ -1,0 +1,234 @@
+"""The one caller of the CUDA compiler: sources in, one checked shared library out.
+
+Standard library only: it runs in a Dockerfile stage, in the tree engine and in `kernel build`. It
+must not fetch anything, and it leaves nothing but the library behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from imagebuild.errors import BrokenError, BuildError, EngineError, UsageError
+from imagebuild.verify import fatbin
+
+# What every library carries: both cards, Hopper for tests on hardware that we have, and PTX for
+# cards to come. An sm_120a cubin does not run on sm_121, so neither can stand for the other.
+CUBINS = ("sm_90a", "sm_120a", "sm_121a")
+PTX = "compute_120"
+GPU_ARCHES = ("sm_120", "sm_121")
+# Docker's word -> ELF machine, prefix of the cross compiler.
+_MACHINES: Mapping[str, tuple[str, str]] = {
+    "linux/amd64": ("x86_64", "x86_64-linux-gnu-"),
+    "linux/arm64": ("aarch64", "aarch64-linux-gnu-"),
+}
+_OLDEST = (12, 9)  # the first nvcc that knows sm_121
+
+Run = Callable[[Sequence[str], Path], None]
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """An nvcc. `version` is the release, such as "13.0"; `include` holds the CUDA headers."""
+
+    path: Path
+    version: str
+    include: Path
+
+
+@dataclass(frozen=True)
+class Built:
+    """A finished library.
+
+    Attributes:
+        path: the file.
+        targets: of its GPU code, such as "sm_120a" and "compute_120".
+    """
+
+    path: Path
+    targets: tuple[str, ...]
+
+
+def find(cuda: Path | None = None) -> Compiler:
+    """The compiler below `cuda`, else CUDA_HOME's, that on PATH, or /usr/local/cuda's.
+
+    Raises:
+        EngineError: there is none, it does not run, or it is too old for sm_121.
+    """
+    on_path = shutil.which("nvcc")
+    named = [cuda, Path(os.environ["CUDA_HOME"])] if "CUDA_HOME" in os.environ else [cuda]
+    places = [place / "bin" / "nvcc" for place in named if place]
+    places += [Path(on_path)] if on_path else []
+    places += [Path("/usr/local/cuda/bin/nvcc")]
+    path = next((place.resolve() for place in places if place.is_file()), None)
+    if path is None:
+        raise EngineError("nvcc: expected the CUDA compiler, found none in "
+                          + ", ".join(str(place) for place in places),
+                          hint="install CUDA 13.0's nvcc, set CUDA_HOME, or give the image build "
+                          "one: --build-context cuda=DIR")  # fmt: skip
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise EngineError(f"{path}: cannot be started: {error.strerror}") from error
+    match = re.search(r"release (\d+)\.(\d+)", done.stdout)
+    if not match:
+        raise EngineError(f"{path} --version: expected a release, found {done.stdout[-200:]!r}")
+    if (int(match[1]), int(match[2])) < _OLDEST:
+        raise EngineError(f"{path}: expected release 12.9 or newer, which knows sm_121, found "
+                          f"{match[1]}.{match[2]}")  # fmt: skip
+    return Compiler(path, f"{match[1]}.{match[2]}", _include(path))
+
+
+def _include(nvcc: Path) -> Path:
+    """Where cuda_runtime.h is; it is the same for every processor.
+
+    nvcc itself says so, since what is on PATH may be a script that starts another one.
+    """
+    dry = [str(nvcc), "--dryrun", "-x", "cu", "/dev/null", "-o", "/dev/null"]
+    done = subprocess.run(dry, capture_output=True, text=True, check=False)
+    told = re.findall(r'"-I([^"]+)"', done.stderr)
+    places = [Path(place) for place in told] + [nvcc.parent.parent / "include"]
+    for place in places:
+        if (place / "cuda_runtime.h").is_file():
+            return place.resolve()
+    raise EngineError(f"{nvcc}: expected cuda_runtime.h in {' or '.join(map(str, places))}, "
+                      "found none", hint="install the CUDA runtime's headers")  # fmt: skip
+
+
+def host_compiler(platform: str) -> str:
+    """The C++ compiler whose code runs on a platform. Raises UsageError or EngineError."""
+    if platform not in _MACHINES:
+        raise UsageError(f"platform: expected one of {', '.join(_MACHINES)}, found {platform!r}")
+    machine, prefix = _MACHINES[platform]
+    is_native = os.uname().machine == machine
+    for name in [f"{prefix}g++", *(["g++", "c++"] if is_native else [])]:
+        if shutil.which(name):
+            return name
+    package = "g++" if is_native else f"g++-{prefix}".rstrip("-").replace("_", "-")
+    raise EngineError(f"{prefix}g++: expected a C++ compiler for {platform}, found none",
+                      hint=f"install {package}; for the image, --build-arg TOOLCHAIN=IMAGE names "
+                      "one that has it")  # fmt: skip
+
+
+def command(
+    compiler: Compiler, sources: Sequence[Path], out: Path, platform: str, stub: Path
+) -> list[str]:
+    """The call. `stub` is a folder with a libcudart.so that has the real one's soname."""
+    code = [f"-gencode=arch={cubin.replace('sm_', 'compute_')},code={cubin}" for cubin in CUBINS]
+    return [
+        str(compiler.path), "-O3", "-std=c++17", "-shared",
+        "-Xcompiler", "-fPIC,-fvisibility=hidden", *code, f"-gencode=arch={PTX},code={PTX}",
+        "-ccbin", host_compiler(platform), f"-I{compiler.include}",
+        # The runtime is torch's own at run time. A stub stands in for it here, so that linking for
+        # another processor needs no CUDA of that processor.
+        "-cudart", "none", f"-L{stub}", "-Xlinker", "--no-as-needed", "-lcudart",
+        "-Xlinker", "--unresolved-symbols=ignore-in-object-files",
+        # The symbol table names nvcc's temporary files, which carry its process id.
+        "-Xlinker", "-s", "-Xlinker", "--build-id=none",
+        *map(str, sources), "-o", str(out),
+    ]  # fmt: skip
+
+
+def build(
+    source: Path, out: Path, platform: str, *, cuda: Path | None = None, run: Run | None = None
+) -> Built:
+    """Compiles every .cu below `source` into `out`, and checks what came of it.
+
+    Two runs give the same bytes when `source` has the same absolute path: the names of internal
+    device symbols carry a checksum of it.
+
+    Args:
+        source: folder.
+        out: the library; its folder is made.
+        platform: docker's word for the processor that it must run on.
+        cuda: where to look for the compiler first.
+        run: runs a command in a folder; by default echoes and runs it.
+
+    Raises:
+        UsageError: no source, or an unknown platform.
+        EngineError: no compiler, or it failed.
+        BrokenError: the library has no code for a card, or is for another processor.
+    """
+    source, out = source.resolve(), out.absolute()
+    sources = sorted(source.rglob("*.cu"))
+    if not sources:
+        raise UsageError(f"{source}: expected .cu files, found none")
+    compiler = find(cuda)
+    run = run or echo_and_run
+    major = compiler.version.partition(".")[0]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="nvcc-") as work:
+        stub = Path(work)
+        run([host_compiler(platform), "-shared", "-fPIC", "-nostdlib", "-x", "c++", "/dev/null",
+             f"-Wl,-soname,libcudart.so.{major}", "-o", str(stub / "libcudart.so")],
+            source)  # fmt: skip
+        library = stub / out.name
+        run(command(compiler, sources, library, platform, stub), source)
+        built = Built(out, check(library, platform))
+        shutil.copyfile(library, out)
+    out.chmod(0o644)
+    return built
+
+
+def check(library: Path, platform: str) -> tuple[str, ...]:
+    """The targets of a library's GPU code, once it is sure to run on every card we serve.
+
+    Raises:
+        BrokenError: it is not, or it is for another processor.
+    """
+    data = library.read_bytes()
+    try:
+        machine, codes = fatbin.machine(data), fatbin.device_code(data)
+    except (fatbin.NotElfError, fatbin.FatbinError) as error:
+        raise BrokenError(f"{library.name}: expected a library with GPU code, found: "
+                          f"{error}") from error  # fmt: skip
+    if machine != _MACHINES[platform][0]:
+        raise BrokenError(f"{library.name}: expected code for {platform}, found {machine}")
+    targets = tuple(dict.fromkeys(code.target for code in codes))
+    missing = [arch for arch in GPU_ARCHES if not fatbin.runs_on(codes, arch)]
+    if missing:
+        raise BrokenError(f"{library.name}: expected code that runs on {' and '.join(missing)}, "
+                          f"found {', '.join(targets) or 'none'}")  # fmt: skip
+    return targets
+
+
+def echo_and_run(call: Sequence[str], folder: Path) -> None:
+    """Shows a command and runs it there. Raises EngineError with the end of what it said."""
+    sys.stderr.write(f"+ {shlex.join(call)}\n")
+    done = subprocess.run(call, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip()[-2000:]
+        raise EngineError(f"{Path(call[0]).name}: expected exit code 0, found {done.returncode}:\n"
+                          f"{said}")  # fmt: skip
+    sys.stderr.write(done.stderr)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`nvcc --source DIR --out FILE --platform P [--cuda DIR]`; the exit codes are build.py's."""
+    parser = argparse.ArgumentParser(prog="nvcc")
+    parser.add_argument("--source", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--platform", required=True)
+    parser.add_argument("--cuda", type=Path)
+    asked = parser.parse_args(arguments)
+    try:
+        built = build(asked.source, asked.out, asked.platform, cuda=asked.cuda)
+    except BuildError as error:
+        hint = f"\nhint: {error.hint}" if error.hint else ""
+        sys.stderr.write(f"nvcc: error: {error}{hint}\n")
+        return error.exit_code
+    sys.stdout.write(f"{built.path}: {', '.join(built.targets)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
