@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from imagebuild.config import CLUSTERS, FLASHKDA
 from imagebuild.errors import BuildError, EngineError, UsageError
 from imagebuild.patching.patch import GPU_ARCHES
 
@@ -113,10 +114,19 @@ def _parser() -> argparse.ArgumentParser:
     plan = _verb(verbs, "plan", "commands.build:plan", "print what build would do; touch nothing")
     build = _verb(verbs, "build", "commands.build:run", "build a patched tree and its layer")
     for one in (plan, build):
-        _arch(one)
-        one.add_argument("--engine", choices=["tree"], help="what builds; default: tree")
+        one.add_argument("--arch", choices=[*GPU_ARCHES, "all"],
+                         help="default: this machine's; all: an index over both")  # fmt: skip
+        one.add_argument(
+            "--engine",
+            choices=["tree", "docker"],
+            help="tree (default): packages and a layer; docker: an image",
+        )
         one.add_argument("--base-version", metavar="V", help="a locked vLLM release")
         one.add_argument("--dist", metavar="DIR", help="where results go; default: dist")
+        _image(one)
+    images = _verb(verbs, "images", "commands.image:images", "what was built from what, by docker")
+    images.add_argument("--dist", metavar="DIR", help="where results are; default: dist")
+    _verb(verbs, "render", "commands.image:render_files", "write generated lines of the Dockerfile")
 
     audit = _verb(verbs, "audit", "commands.audit:run", "what vLLM releases mean for each patch")
     _arch(audit, "leave out patches that do not matter for it; default: none")
@@ -145,6 +155,28 @@ def _parser() -> argparse.ArgumentParser:
     test.add_argument("rest", nargs=argparse.REMAINDER)
     test.set_defaults(run="testrun:run", verbose=False)
     return parser
+
+
+def _image(parser: argparse.ArgumentParser) -> None:
+    """Options of `--engine docker`; the tree engine refuses them."""
+    image = parser.add_argument_group("with --engine docker")
+    image.add_argument(
+        "--base", metavar="IMAGE", help="NAME@sha256:... or a loaded tag to start from"
+    )
+    image.add_argument("--tag", metavar="NAME:TAG", help="default: RECIPE:VLLM-ARCH")
+    image.add_argument("--cluster", choices=CLUSTERS, help="default: the recipe's")
+    image.add_argument("--mentat-version", metavar="V", help="that of the hosts' daemons")
+    image.add_argument("--flashkda", choices=FLASHKDA, help="default: the recipe's")
+    image.add_argument("--builder", metavar="NAME", help="a builder of buildx")
+    image.add_argument("--toolchain", metavar="IMAGE", help="where the kernel is compiled; "
+                       "default: the base")  # fmt: skip
+    image.add_argument("--build-context", metavar="NAME=DIR", action="append", default=[],
+                       help="what this machine cannot fetch; repeatable")  # fmt: skip
+    image.add_argument("--secret", metavar="SPEC", action="append", default=[],
+                       help="as buildx takes it, such as a private CA; repeatable")  # fmt: skip
+    image.add_argument("--push", action="store_true", help="push the tag once it is loaded")
+    image.add_argument("--no-load", action="store_true", help="keep the archive, load nothing")
+    image.add_argument("--no-cache", action="store_true", help="run every step again")
 
 
 def _patches(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001

@@ -44,15 +44,15 @@ def reference(base: BaseLock) -> str:
     return base.image.reference
 
 
-def arguments(recipe: Recipe, base: BaseLock) -> dict[str, str]:
-    """The Dockerfile's build arguments for one base."""
+def arguments(recipe: Recipe, base: BaseLock, image: str | None = None) -> dict[str, str]:
+    """The Dockerfile's build arguments for one base, or for another image of the same release."""
     sources = {
         f"{name.upper()}_SOURCE": f"{source.url}#{source.commit}"
         for name, source in recipe.image.sources.items()
     }
     return {
         "RECIPE": recipe.name,
-        "BASE": reference(base),
+        "BASE": image or reference(base),
         "SOURCE_DATE_EPOCH": str(base.epoch),
         "FLASHKDA": flashkda_of(recipe, base.version)[0],
         "CLUSTER": recipe.image.cluster,

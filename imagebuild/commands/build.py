@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from imagebuild.commands import image
 from imagebuild.commands.context import Context, host_arch
 from imagebuild.engines.tree import Built, Request, build, up_to_date
+from imagebuild.errors import UsageError
 from imagebuild.show import report_rows
+
+_IMAGE_OPTIONS = ("base", "tag", "cluster", "mentat_version", "flashkda", "builder", "toolchain",
+                  "build_context", "secret", "push", "no_load", "no_cache")  # fmt: skip
 
 
 def request_of(context: Context) -> Request:
     """What the arguments ask for. Raises IntegrityError when the base is not locked."""
+    _refuse_image_options(context)
     recipe = context.recipe
     version = context.arguments.base_version or recipe.base_version
     return Request(
@@ -23,8 +29,20 @@ def request_of(context: Context) -> Request:
     )
 
 
+def _refuse_image_options(context: Context) -> None:
+    """Raises UsageError for an option that only an image has."""
+    given = [name for name in _IMAGE_OPTIONS if getattr(context.arguments, name)]
+    if context.arguments.arch == "all":
+        given.append("arch all")
+    if given:
+        raise UsageError(f"--{given[0].replace('_', '-')}: expected --engine docker with it, "
+                         "found the tree engine", hint="add --engine docker")  # fmt: skip
+
+
 def plan(context: Context) -> int:
     """Prints what `build` would do, each value with its source. Touches nothing."""
+    if context.arguments.engine == "docker":
+        return image.plan(context)
     request = request_of(context)
     rows = list(_values(context, request))
     known = up_to_date(request)
@@ -69,6 +87,8 @@ def _values(context: Context, request: Request) -> Iterator[tuple[str, str, str]
 
 def run(context: Context) -> int:
     """Builds, or says that nothing is to do."""
+    if context.arguments.engine == "docker":
+        return image.run(context)
     request = request_of(context)
     built = build(request, context.upstream, context.console.step)
     _show(context, request, built)
