@@ -144,11 +144,18 @@ def _parser() -> argparse.ArgumentParser:
     _arch(verify, "what it must be built for; default: what its manifest says, or this machine's")
     verify.add_argument("--tree", metavar="DIR", help="default: what build wrote for this arch")
     verify.add_argument("--dist", metavar="DIR", help="where results are; default: dist")
+    verify.add_argument(
+        "--deep",
+        action="store_true",
+        help="also run the tree's own code; needs a CPU build of torch",
+    )
 
     cache = _group(verbs, "cache", "downloads that are kept")
     _verb(cache, "show", "commands.cache:show", "where it is and how large")
     prune = _verb(cache, "prune", "commands.cache:prune", "remove what was used least recently")
     prune.add_argument("--to", metavar="SIZE", help="such as 5GiB; default: the cache's limit")
+    _verb(cache, "remove-smoke", "commands.cache:remove_smoke",
+          "remove the environments of verify --deep")  # fmt: skip
 
     test = verbs.add_parser("test", help="run the tests; other arguments go to pytest",
                             add_help=False, prefix_chars="\0")  # fmt: skip
@@ -206,6 +213,12 @@ def _lock(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
                         help="a release; repeatable; default: all that are locked")  # fmt: skip
     update.add_argument("--accept", metavar="PATCH", action="append", default=[],
                         help="take changed scopes of a patch, or of 'all'; repeatable")  # fmt: skip
+    update.add_argument("--deep", action="store_true",
+                        help="instead record what deep probes find on patched trees")  # fmt: skip
+    update.add_argument("--tree", metavar="DIR", action="append", default=[],
+                        help="with --deep: a patched tree; repeatable")  # fmt: skip
+    update.add_argument("--dist", metavar="DIR", help="with --deep: where results are")
+    _arch(update, "with --deep: whose tree; default: that of this machine")
     _verb(lock, "check", "commands.lock:check", "compare with what the index offers now")
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from imagebuild.deep.record import DeepRecord
 from imagebuild.errors import IntegrityError
 from imagebuild.patching.evaluate import Fingerprints
 from imagebuild.patching.tree import Identity
@@ -69,6 +70,7 @@ class BaseLock:
         pins: exact versions that the wheels require, by project.
         fingerprints: by patch, then by symbol.
         image: the image of this release; None as long as nobody has named its digest.
+        deep: what deep probes found on a patched tree of this release; None before they ran.
     """
 
     version: str
@@ -79,6 +81,7 @@ class BaseLock:
     pins: Mapping[str, str]
     fingerprints: Mapping[str, Fingerprints] = field(default_factory=dict)
     image: ImagePin | None = None
+    deep: DeepRecord | None = None
 
     def wheel(self, project: str, platform: str) -> WheelPin:
         """The pin for a platform. Raises IntegrityError when it is not locked."""
@@ -213,6 +216,7 @@ def _base(version: str, table: Mapping[str, Any]) -> BaseLock:
             for patch, entries in table.get("fingerprints", {}).items()
         },
         image=image_pin(table["image"]) if "image" in table else None,
+        deep=DeepRecord.read(table["deep"]) if "deep" in table else None,
     )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 from imagebuild.config import Recipe
+from imagebuild.deep.record import DeepRecord
 from imagebuild.errors import IntegrityError, ReviewError, UsageError, raise_collected
 from imagebuild.files import write_atomically
 from imagebuild.lock import SCHEMA, BaseLock, ImagePin, Lock, WheelPin, image_pin
@@ -77,6 +78,7 @@ def resolve(recipe: Recipe, lock: Lock, series: Series, version: str, upstream: 
         pins=fresh.pins,
         fingerprints=fingerprints(series, fresh.tree),
         image=_image(recipe, lock.bases.get(version), version),
+        deep=_deep(lock.bases.get(version), fresh.tree.identity.commit),
     )
     torch = fresh.pins.get("torch", "")
     requires = dict(lock.requires)
@@ -89,6 +91,18 @@ def resolve(recipe: Recipe, lock: Lock, series: Series, version: str, upstream: 
         tuple(_changed(lock, version, base.fingerprints)),
         tuple(_moved(lock.bases.get(version), base)),
     )
+
+
+def _deep(known: BaseLock | None, commit: str) -> DeepRecord | None:
+    """The recorded deep results, as long as the release is still the same commit."""
+    return known.deep if known is not None and known.commit == commit else None
+
+
+def with_deep(lock: Lock, version: str, record: DeepRecord) -> Lock:
+    """The lock with the deep results of one base; the day stays where nothing else differs."""
+    base = lock.base(version)
+    kept = replace(base, deep=record.again(base.deep))
+    return replace(lock, bases={**lock.bases, base.version: kept})
 
 
 def fingerprints(series: Series, tree: Tree) -> dict[str, dict[str, str]]:
@@ -330,6 +344,7 @@ def _to_toml(lock: Lock) -> dict[str, Any]:
                     patch: dict(sorted(symbols.items()))
                     for patch, symbols in sorted(base.fingerprints.items())
                 },
+                **({"deep": base.deep.to_toml()} if base.deep else {}),
             }
             for version, base in lock.bases.items()
         },

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from imagebuild import lock_update
+from imagebuild.commands import deep
 from imagebuild.commands.context import Context
+from imagebuild.errors import BrokenError, UsageError
 from imagebuild.lock_update import Changed
 
 
@@ -20,8 +22,9 @@ def show(context: Context) -> int:
     for version, base in context.lock.bases.items():
         count = sum(len(symbols) for symbols in base.fingerprints.values())
         required = ", ".join(f"{project} {pin}" for project, pin in base.pins.items())
+        deeply = f"{len(base.deep.results)} deep results, " if base.deep else ""
         context.console.result(f"  {version}: commit {base.commit or 'unknown'}, "
-                               f"{count} fingerprints, {required}")  # fmt: skip
+                               f"{count} fingerprints, {deeply}{required}")  # fmt: skip
     context.console.document({
         "path": str(context.lock.path),
         "bases": {
@@ -34,6 +37,7 @@ def show(context: Context) -> int:
                     for project, pins in base.wheels.items()
                 },
                 "fingerprints": {name: dict(f) for name, f in base.fingerprints.items()},
+                "deep": base.deep and base.deep.to_toml(),
             }
             for version, base in context.lock.bases.items()
         },
@@ -43,6 +47,10 @@ def show(context: Context) -> int:
 
 def update(context: Context) -> int:
     """Resolves bases anew; writes the lock when every changed fingerprint was accepted."""
+    if context.arguments.deep:
+        return _update_deep(context)
+    if context.arguments.tree:
+        raise UsageError("lock update: --tree goes with --deep")
     wanted = context.arguments.base_version or list(context.lock.bases)
     wanted = wanted or [context.recipe.base_version]
     accepted = context.arguments.accept
@@ -73,6 +81,33 @@ def update(context: Context) -> int:
         "accepted": [vars(item) for item in changed],
         "moved": moved,
     })  # fmt: skip
+    return 0
+
+
+def _update_deep(context: Context) -> int:
+    """Runs the deep probes on patched trees and records what they found."""
+    arguments = context.arguments
+    if arguments.base_version or arguments.accept:
+        raise UsageError("lock update: --deep takes its releases from the trees; leave "
+                         "--base-version and --accept out")  # fmt: skip
+    lock_update.require_generated(context.lock.path)
+    lock, runs = context.lock, []
+    for given in arguments.tree or [None]:
+        root = deep.tree_of(context, given)
+        done = deep.run(context, root)
+        deep.show(context, done)
+        if not done.report.is_ok:
+            for line in done.report.lines():
+                context.console.result(line)
+            raise BrokenError(f"{root}: expected a tree that verify and every deep probe call "
+                              "good, found another; nothing was written")  # fmt: skip
+        version = done.report.version.partition("+")[0]
+        lock = lock_update.with_deep(lock, version, deep.record_of(done, context.series.digest))
+        runs.append({"tree": str(root), "base": version, **done.to_json()})
+    is_new = lock_update.write(lock)
+    state = "written" if is_new else "nothing changed"
+    context.console.verdict(f"{lock.path}: {state}", 0)
+    context.console.document({"path": str(lock.path), "written": is_new, "deep": runs})
     return 0
 
 

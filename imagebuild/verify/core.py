@@ -10,7 +10,7 @@ from imagebuild.errors import UsageError
 from imagebuild.lock import BaseLock, Lock
 from imagebuild.patching.patch import GPU_ARCHES, GpuArch
 from imagebuild.patching.tree import DirTree, Identity, identify
-from imagebuild.verify import flashkda, patches, shadows, versions
+from imagebuild.verify import deep, flashkda, patches, shadows, versions
 from imagebuild.verify.patches import Subject
 from imagebuild.verify.report import VerifyReport
 
@@ -66,6 +66,9 @@ def verify(
     base = _check_base(report, subject)
     _check_files(report, subject, recipe, base, in_base=in_base, full=full)
     flashkda.check(report.group("FlashKDA"), root, arch, recipe.platforms)
+    record = base.deep if base else None
+    series = manifest.series if manifest else None
+    deep.check_record(report.group("deep probes"), record, series, root)
     return report
 
 
