@@ -21,7 +21,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 BLOCK_SIZE = "VLLM_GLM5NEXT_DRAFT_BLOCK_SIZE"
-# Backends split a block into kernel blocks of their own; 64 tokens is the largest fixed size.
+# The largest block that FlashInfer's kernels take on capability 12; others take multiples of 16.
 _UNIT = 64
 
 

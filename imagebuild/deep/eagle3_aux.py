@@ -10,6 +10,13 @@ import importlib
 from types import MethodType, SimpleNamespace
 from typing import Any
 
+from imagebuild.deep.base import About
+
+ABOUT = About(
+    claim="GLM-5.3 hands out the completed hidden states that enter its layers",
+    patches=("vllm_glm53_eagle3_aux",),
+    imports=("vllm.models.glm5next.common.model",),
+)
 _LAYERS, _TOKENS, _WIDTH, _STREAMS = 6, 5, 8, 4
 _ASKED = (1, 3, 6)
 

@@ -13,7 +13,14 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-# Tokens in a block: the smallest multiple of 128 whose fp8 MLA page holds a KDA state.
+from imagebuild.deep.base import About
+
+ABOUT = About(
+    claim="a DFlash2 drafter's windows get a KV group of their own beside GLM-5.3",
+    patches=("vllm_glm53_dflash2_kv_groups",),
+    imports=("vllm.v1.core.kv_cache_utils", "vllm.v1.attention.backends.mla.indexer"),
+)
+# Tokens in a block: a multiple of 256 whose fp8 MLA page holds a KDA state at TP 4.
 _BLOCK = 2304
 _MLA_PAGE = _BLOCK * 512
 _INDEX_PAGE = _BLOCK // 4 * 132

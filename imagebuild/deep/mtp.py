@@ -13,6 +13,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from imagebuild.deep.base import About
+
+ABOUT = About(
+    claim="an MTP layer without scales in the checkpoint's index is left unquantised",
+    patches=("vllm_glm53_mtp_bf16",),
+    imports=("glm53_mtp_bf16", "vllm.model_executor.layers.quantization.modelopt"),
+)
 _INDEX = "model.safetensors.index.json"
 _REPO, _COMMIT = "example/checkpoint", "0123456789abcdef0123456789abcdef01234567"
 _LAYER = "model.layers.45"
