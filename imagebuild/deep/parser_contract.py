@@ -17,12 +17,22 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
 from imagebuild.deep import glm_stand_in
+from imagebuild.deep.base import About, ClaimError
+from imagebuild.smoke.stubs import Placeholder
 
+ABOUT = About(
+    claim="reasoning, content and calls come out as written, with our template and flags",
+    patches=("vllm_glm53_reasoning_always_parsed",),
+    imports=("vllm.parser.glm47_moe",),
+)
 RUNTIME = Path(__file__).resolve().parents[2] / "image" / "runtime"
 REASONING_PARSER = "glm45"
 TOOL_PARSER = "glm47_failclosed"
@@ -171,6 +181,9 @@ def probe() -> str:
     Raises:
         RuntimeError: a case does not hold; the message says which and how.
     """
+    if importlib.util.find_spec("mistral_common") is None:
+        importlib.import_module("transformers")  # it looks for mistral_common, and must not find it
+        sys.meta_path.append(_Unused())
     offered = _parser_class()
     runs = 0
     for case, tokenizer, served, where in settings():
@@ -203,6 +216,32 @@ def settings() -> Iterator[tuple[Case, Any, str, str]]:
         tokenizer = glm_stand_in.tokenizer(served, special_markup=special)
         for case in call_cases():
             yield case, tokenizer, served, f"{case.name} ({'special' if special else 'plain'} tags)"
+
+
+class _UnusedModule(ModuleType):
+    def __getattr__(self, name: str) -> type[Placeholder]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Placeholder
+
+
+class _Unused(MetaPathFinder, Loader):
+    """Answers for mistral_common where it is not installed, as in the smoke environment.
+
+    vLLM imports the parsers of all models together; Mistral's are never called here.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        mine = fullname.partition(".")[0] == "mistral_common"
+        return ModuleSpec(fullname, self, is_package=True) if mine else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _UnusedModule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Does nothing: the module answers by itself."""
 
 
 def _load(name: str) -> Any:  # noqa: ANN401 - a module of image/runtime, which is no package
@@ -317,7 +356,7 @@ def _streamed(parser: Any, request: Any, prompt: list[int], deltas: Iterator[_De
         got.content += delta.content or ""
         for call in delta.tool_calls or []:
             if call.index in started or not (call.id and call.function and call.function.name):
-                raise RuntimeError(f"call {call.index} was streamed in more than one piece: {call}")
+                raise ClaimError(f"call {call.index} was streamed in more than one piece: {call}")
             started[call.index] = call.id
             got.calls.append((call.function.name, call.function.arguments))
     return got
@@ -346,7 +385,7 @@ def _judge(case: Case, where: str, got: _Got) -> None:
     for reason in case.refused:
         head, _, content = content.partition("]")
         if not head.startswith("[tool call refused: ") or reason not in head:
-            raise RuntimeError(f"{where}: expected a refusal with {reason!r}, found {head!r}")
+            raise ClaimError(f"{where}: expected a refusal with {reason!r}, found {head!r}")
     _expect(where, "the content", content.strip(), case.content.strip())
     _expect(where, "the tools called", [name for name, _ in got.calls], [n for n, _ in case.calls])
     for (name, text), (_, wanted) in zip(got.calls, case.calls, strict=True):
@@ -355,11 +394,11 @@ def _judge(case: Case, where: str, got: _Got) -> None:
             _expect(where, f"the arguments of {name}", list(arguments), ["_rejected_by_server"])
             reason = arguments["_rejected_by_server"]
             if wanted not in reason:
-                raise RuntimeError(f"{where}: expected a refusal with {wanted!r}, found {reason!r}")
+                raise ClaimError(f"{where}: expected a refusal with {wanted!r}, found {reason!r}")
         else:
             _expect(where, f"the arguments of {name}", arguments, dict(wanted))
 
 
 def _expect(where: str, what: str, found: object, expected: object) -> None:
     if found != expected:
-        raise RuntimeError(f"{where}: {what}: expected {expected!r}, found {found!r}")
+        raise ClaimError(f"{where}: {what}: expected {expected!r}, found {found!r}")
