@@ -1,0 +1,122 @@
+"""Two builds give the same digests, the cache keeps what no edit touches, and kills are safe."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.images import ROOT, Outcome, Repository, docker, inspect
+
+TAG = "imagebuild-test/image:repeat"
+
+
+@pytest.fixture(scope="module")
+def first(
+    base: str, cuda: Path, registry: str, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Repository, Outcome]:
+    """One image, built and pushed, that the tests of this module compare with."""
+    made = Repository(tmp_path_factory.mktemp("first") / "one" / "clone", base, cuda)
+    outcome = made.build(f"{registry}/{TAG}", "--push")
+    assert outcome.code == 0, outcome.err[-3000:]
+    yield made, outcome
+    shutil.rmtree(made.folder)
+    docker("image", "rm", "--force", *made.tags)
+
+
+def test_pushed_image_is_pulled_by_digest_and_runs(
+    first: tuple[Repository, Outcome], registry: str
+) -> None:
+    repository, outcome = first
+    digest = outcome.document["digest"]
+    assert outcome.document["pushed"] == digest
+    name = f"{registry}/imagebuild-test/image@{digest}"
+    docker("image", "rm", "--force", f"{registry}/{TAG}")
+    assert inspect(name) is None
+
+    pulled = docker("pull", "--quiet", name)
+    assert pulled.returncode == 0, pulled.stderr
+    image = inspect(name)
+    assert image is not None
+    assert image["Id"] == digest
+    said = docker("run", "--rm", "--network=none", "--volume", f"{repository.folder}:/src:ro",
+                  "--entrypoint", "python3", name, "/src/verify-base.py")  # fmt: skip
+    assert said.returncode == 0, said.stdout + said.stderr
+    docker("image", "rm", "--force", name)
+
+
+def test_second_clean_build_elsewhere_gives_the_same_digests(
+    first: tuple[Repository, Outcome], base: str, cuda: Path, registry: str, tmp_path: Path
+) -> None:
+    repository, outcome = first
+    if os.environ.get("REQUIRE_ENGINE") == "1":  # only where the engine is nobody's
+        assert docker("buildx", "prune", "--all", "--force").returncode == 0
+    other = Repository(tmp_path / "quite" / "elsewhere", base, cuda, repository.folder)
+    for path in other.folder.rglob("*"):
+        os.utime(path, (1, 1))
+    assert other.git("rev-parse", "HEAD") == repository.git("rev-parse", "HEAD")
+
+    again = other.build(f"{registry}/{TAG}", "--no-load", "--no-cache")
+
+    assert again.code == 0, again.err[-3000:]
+    assert "cached" not in {what for name, what in again.steps().items() if name[-3:] != "1/2"}
+    mine, theirs = (one.document["platforms"]["linux/amd64"] for one in (outcome, again))
+    assert mine["diff_ids"] == theirs["diff_ids"]
+    assert mine["digest"] == theirs["digest"]
+    assert outcome.document["digest"] == again.document["digest"]
+    assert (other.folder / "dist" / "glm53-flash-image-sm_120" / "image.tar").is_file()
+
+
+def test_an_edit_runs_again_only_what_depends_on_it(repository: Repository) -> None:
+    assert repository.build(TAG, "--no-load").code == 0
+    ours = repository.folder / "patches" / "glm53_flash" / "vllm_spin_wait.py"
+    ours.write_text(ours.read_text() + "\n# edited\n")
+    steps = repository.build(TAG, "--no-load").steps()
+    assert steps["kernel 2/2"] == "cached"
+    assert steps["patched 2/4"] == "cached"
+    assert steps["patched 3/4"] == "cached"
+    assert steps["patched 4/4"] != "cached"
+    assert steps["verified 2/2"] != "cached"
+
+    entrypoint = repository.folder / "image" / "runtime" / "entrypoint.py"
+    entrypoint.write_text(entrypoint.read_text() + "\n# edited\n")
+    steps = repository.build(TAG, "--no-load").steps()
+    # "inputs" copies what the others read: it runs, and its equal result keeps them.
+    ran = {name for name, what in steps.items() if what != "cached"} - {"inputs 2/2"}
+    assert ran == {"runtime 1/1"}
+
+
+def test_a_killed_build_leaves_no_image_and_the_next_one_succeeds(repository: Repository) -> None:
+    seed = int(os.environ.get("KILL_SEED", time.time_ns() % 100_000))
+    chance = random.Random(seed)
+    for index in range(4):
+        process = subprocess.Popen(
+            repository.command(TAG),
+            cwd=ROOT,
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        seconds = chance.uniform(0.5, 12)
+        try:
+            process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            assert inspect(TAG) is None, f"KILL_SEED={seed}, kill {index} after {seconds:.1f} s"
+            assert not list(repository.folder.glob("dist/*/image.json"))
+        else:
+            pytest.fail(f"KILL_SEED={seed}: the build ended by itself within {seconds:.1f} s")
+
+    outcome = repository.build(TAG)
+    assert outcome.code == 0, outcome.err[-3000:]
+    image = inspect(TAG)
+    assert image is not None
+    assert image["Id"] == outcome.document["digest"]
+    assert not list(repository.folder.glob("dist/*.partial"))
