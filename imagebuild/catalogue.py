@@ -14,8 +14,8 @@ _WIDTH = 100
 _HEAD = """\
 # The patches
 
-Made by `build.py patches list --format markdown` from the modules in this folder; do not edit.
-They are applied in this order. `build.py patches show NAME` has each edit as a diff.
+Made by `./build.py patches list --format markdown > patches/README.md`; do not edit. They are
+applied in this order. `./build.py patches show NAME` has each edit as a diff.
 """
 
 

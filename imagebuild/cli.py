@@ -188,7 +188,8 @@ def _image(parser: argparse.ArgumentParser) -> None:
 
 def _patches(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
     patches = _group(verbs, "patches", "the series, patch by patch")
-    _verb(patches, "list", "commands.patches:list_patches", "one row a patch")
+    _verb(patches, "list", "commands.patches:list_patches", "one row a patch",
+          formats=("text", "json", "markdown"))  # fmt: skip
     show = _verb(patches, "show", "commands.patches:show", "everything about one patch")
     show.add_argument("name", metavar="NAME")
     check = _verb(patches, "check", "commands.patches:check", "judge patches on one tree")
@@ -227,12 +228,18 @@ def _group(verbs, name: str, text: str):  # type: ignore[no-untyped-def]  # noqa
     return parser.add_subparsers(title="verbs", metavar="VERB", required=True)
 
 
-def _verb(verbs, name: str, run: str, text: str) -> argparse.ArgumentParser:  # type: ignore[no-untyped-def]  # noqa: ANN001
+def _verb(  # type: ignore[no-untyped-def]
+    verbs,  # noqa: ANN001
+    name: str,
+    run: str,
+    text: str,
+    formats: Sequence[str] = ("text", "json"),
+) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = verbs.add_parser(
         name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False
     )
     parser.add_argument("--recipe", metavar="NAME", help="default: the only one")
-    parser.add_argument("--format", choices=["text", "json"], default="text",
+    parser.add_argument("--format", choices=formats, default="text",
                         help="json goes to stdout alone")  # fmt: skip
     parser.add_argument("--offline", action="store_true", help="use the cache alone")
     parser.add_argument("--color", choices=["auto", "always", "never"], default="auto")

@@ -9,6 +9,7 @@ from pathlib import Path
 from imagebuild.audit import run as audit
 from imagebuild.audit.report import json_report, text_report
 from imagebuild.audit.run import Job
+from imagebuild.catalogue import markdown, versions_of
 from imagebuild.commands.context import Context
 from imagebuild.errors import UsageError
 from imagebuild.patching.apply import Result, apply, pristine, revert
@@ -19,9 +20,12 @@ from imagebuild.show import report_json, report_rows
 
 
 def list_patches(context: Context) -> int:
-    """One row a patch."""
+    """One row a patch; as markdown, the page patches/README.md."""
     patches = context.series.patches
-    rows = [(p.name, _ranges(p), p.status, p.knob or "-", _first_line(context.series, p))
+    if context.arguments.format == "markdown":
+        context.console.result(markdown(context.recipe.name, context.series).removesuffix("\n"))
+        return 0
+    rows = [(p.name, versions_of(p), p.status, p.knob or "-", _first_line(context.series, p))
             for p in patches]  # fmt: skip
     columns = ("patch", "versions", "upstream status", "knob", "what it does")
     context.console.table(f"{context.recipe.name}: {len(rows)} patches", columns, rows)
@@ -141,11 +145,6 @@ def _show_written(context: Context, root: Path, result: Result, word: str) -> No
         "patches": [report_json(report) for report in reports],
         "is_patched": pristine(root)[1] is not None,
     })  # fmt: skip
-
-
-def _ranges(patch: Patch) -> str:
-    shapes = [variant.versions for variant in patch.variants]
-    return "; ".join(shapes + [f"dropped {drop.versions}" for drop in patch.drops])
 
 
 def _first_line(series: Series, patch: Patch) -> str:
