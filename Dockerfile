@@ -125,5 +125,6 @@ LABEL org.opencontainers.image.base.name="${BASE}" \
 EXPOSE 8002 8082
 ENTRYPOINT ["/entrypoint.py"]
 CMD []
-# Most often edited, so last.
-COPY --chmod=0755 image/runtime/entrypoint.py /entrypoint.py
+# Most often edited, so last. Not from the repository itself: a file older than the epoch would keep
+# its time, and another clone would give another layer.
+COPY --from=inputs --chmod=0755 /out/runtime/image/runtime/entrypoint.py /entrypoint.py

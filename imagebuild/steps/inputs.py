@@ -18,10 +18,11 @@ from imagebuild.steps.run import finish, say
 
 _ROOTS = ("imagebuild.steps.series", "imagebuild.verify.script")
 _HEADERS = "image/runtime/link_cuda_headers.py"
+_RUNTIME = ("image/runtime/entrypoint.py",)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`inputs OUT`: writes OUT/series for apply and verify, and OUT/headers."""
+    """`inputs OUT`: writes OUT/series for apply and verify, OUT/headers and OUT/runtime."""
     return finish("inputs", lambda: _run(arguments))
 
 
@@ -33,6 +34,7 @@ def _run(arguments: Sequence[str]) -> None:
     copy(root, series, out / "series")
     headers = [Path(_HEADERS)] if (root / _HEADERS).is_file() else []
     copy(root, headers, out / "headers")
+    copy(root, map(Path, _RUNTIME), out / "runtime")
     say(f"inputs: {len(set(series))} files for series and verify")
 
 

@@ -26,7 +26,7 @@ from tests.support.images import RECIPE, Repository, docker
 
 HERE = Path(__file__).resolve().parent
 HOW = "as root on Debian: .ci/engine; then: ./build.py test tests/engine"
-TOOLS = ("docker", "mmdebstrap", "docker-registry", "g++")
+TOOLS = ("docker", "mmdebstrap", "docker-registry")
 
 
 def unavailable() -> str:

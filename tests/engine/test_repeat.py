@@ -76,7 +76,7 @@ def test_second_clean_build_elsewhere_gives_the_same_digests(
 def test_an_edit_runs_again_only_what_depends_on_it(repository: Repository) -> None:
     assert repository.build(TAG, "--no-load").code == 0
     ours = repository.folder / "patches" / "glm53_flash" / "vllm_spin_wait.py"
-    ours.write_text(ours.read_text() + "\n# edited\n")
+    ours.write_text(ours.read_text() + f"\n# edited {time.time_ns()}\n")
     steps = repository.build(TAG, "--no-load").steps()
     assert steps["kernel 2/2"] == "cached"
     assert steps["patched 2/4"] == "cached"
@@ -85,7 +85,7 @@ def test_an_edit_runs_again_only_what_depends_on_it(repository: Repository) -> N
     assert steps["verified 2/2"] != "cached"
 
     entrypoint = repository.folder / "image" / "runtime" / "entrypoint.py"
-    entrypoint.write_text(entrypoint.read_text() + "\n# edited\n")
+    entrypoint.write_text(entrypoint.read_text() + f"\n# edited {time.time_ns()}\n")
     steps = repository.build(TAG, "--no-load").steps()
     # "inputs" copies what the others read: it runs, and its equal result keeps them.
     ran = {name for name, what in steps.items() if what != "cached"} - {"inputs 2/2"}
