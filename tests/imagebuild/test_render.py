@@ -1,4 +1,4 @@
-"""The Dockerfile's defaults are those of recipe and lock, and it obeys the rules that docs state."""
+"""The Dockerfile's defaults are those of recipe and lock, and it obeys the rules of the docs."""
 
 from __future__ import annotations
 
