@@ -57,6 +57,8 @@ def _environment(home: Path) -> dict[str, str]:
     for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "VIRTUAL_ENV", "PYTHONPATH"):
         environment.pop(name, None)
     environment["HOME"] = str(home)
+    # pip asks rustc for its version, and a rustup shim of that name makes a folder of its own.
+    environment.setdefault("RUSTUP_HOME", str(Path.home() / ".rustup"))
     environment["IMAGEBUILD_CACHE"] = str(default_root())
     pip = [sys.executable, "-m", "pip", "cache", "dir"]
     cache = subprocess.run(pip, capture_output=True, text=True, check=False).stdout.strip()

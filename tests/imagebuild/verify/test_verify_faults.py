@@ -138,7 +138,7 @@ FAULTS = {
         4,
     ),
     "manifest that leaves the tree": Fault(
-        _escaping, {"manifest-inconsistent"}, "names '../outside.py'", 4
+        _escaping, {"manifest-unreadable"}, "'../outside.py' that leaves the tree", 4
     ),
     "manifest of an unknown arch": Fault(
         lambda root: site.edit_manifest(root, gpu_arch="sm_99"),
