@@ -109,14 +109,18 @@ def provide(
     known = [e for e in environments(requirements) if Version(e.torch).public == wanted]
     if known:
         return known[0]
-    build = choose(upstream, wanted, accepted, interpreters())
+    try:
+        build = choose(upstream, wanted, accepted, interpreters())
+    except EngineError as error:
+        if upstream.offline:
+            raise _offline(root(), wanted) from error
+        raise
     folder = root() / _name(requirements, build)
     made = next((e for e in environments(requirements) if e.folder == folder), None)
     if made is not None:
         return made
     if upstream.offline:
-        raise EngineError(f"{folder}: expected the smoke environment, found none, and --offline "
-                          "is set", hint="run the same command once without --offline")  # fmt: skip
+        raise _offline(folder, wanted)
     _announce(build, folder, console)
     return _make(folder, requirements, build, upstream)
 
@@ -172,6 +176,14 @@ def remove() -> Removed:
             venvs.remove(folder, STAMPS)
             gone, freed = gone + 1, freed + size
     return Removed(gone, freed, in_use)
+
+
+def _offline(place: Path, wanted: str) -> EngineError:
+    return EngineError(
+        f"{place}: expected a smoke environment for torch {wanted}, found none, and --offline is "
+        "set",
+        hint="run the same command once without --offline",
+    )
 
 
 def _name(requirements: Path, build: TorchBuild) -> str:

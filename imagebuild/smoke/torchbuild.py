@@ -79,11 +79,15 @@ def choose(
         interpreters: in the order of preference.
 
     Raises:
-        EngineError: pip's configuration leads to no such build; the message says what was found.
+        EngineError: pip's configuration leads to no such build, and the message says what was
+            found; or an index cannot be read.
     """
     try:
         files = upstream.index.files("torch")
     except EngineError as error:
+        # An index that cannot be reached is another matter, with a hint of its own.
+        if "found no file of it" not in str(error):
+            raise
         raise _none(wanted, [], str(error)) from error
     minors = {Version(version).release[:2] for version in [wanted, *accepted]}
     fitting = [

@@ -33,7 +33,7 @@ def test_a_variable_is_set_or_taken_away_for_the_block_alone(
 
 def test_a_claim_that_does_not_hold_is_its_sentence() -> None:
     require(True, "never seen")
-    with pytest.raises(ClaimError, match="^one is not two$"):
+    with pytest.raises(ClaimError, match=r"^one is not two$"):
         require(False, "one is not two")
 
 

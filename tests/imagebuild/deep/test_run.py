@@ -1,4 +1,4 @@
-"""The runner on a small tree whose package holds probes that pass, fail, die, hang and make noise."""
+"""The runner on a small tree with probes that pass, fail, die, hang and make noise."""
 
 from __future__ import annotations
 
