@@ -7,24 +7,16 @@ series replaces the old one in one step. Verdicts are `imagebuild.patching.evalu
 
 from __future__ import annotations
 
-import base64
-import csv
-import hashlib
-import io
-import json
-import re
 import site
 import stat
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Literal
+from pathlib import Path
 
-from imagebuild.errors import BrokenError, EngineError, ReviewError, UsageError, raise_collected
-from imagebuild.patching import transaction
+from imagebuild.errors import BrokenError, ReviewError, UsageError, raise_collected
+from imagebuild.patching import compiled, record, transaction
+from imagebuild.patching.compiled import ByteCode
 from imagebuild.patching.evaluate import Evaluation, Fingerprints, PatchReport, evaluate
 from imagebuild.patching.manifest import (
     FOLDER,
@@ -41,16 +33,6 @@ from imagebuild.patching.patch import GpuArch
 from imagebuild.patching.series import Series
 from imagebuild.patching.transaction import Change
 from imagebuild.patching.tree import DirTree, Identity, OverlayTree, Tree, identify
-
-ByteCode = Literal["rebuild", "remove"]
-_COMPILED = re.compile(r"(?P<stem>.+?)\.[a-z]+-?\d+[a-z]*(\.opt-\w+)?\.pyc")
-# Runs in a child: marshal's back references depend on what else a process holds.
-_COMPILE = """
-import json, py_compile, sys
-for source, name, out in json.load(sys.stdin):
-    py_compile.compile(source, out, dfile=name, doraise=True, optimize=0,
-                       invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
-"""
 
 
 @dataclass(frozen=True)
@@ -87,7 +69,7 @@ def pristine(root: Path) -> tuple[Tree, Manifest | None]:
         for path, entry in manifest.files.items()
     }
     # Byte code that an interpreter made of a patched source is not the base's.
-    made = (one for path in manifest.files for one in _compiled_on_disk(root, path))
+    made = (one for path in manifest.files for one in compiled.on_disk(root, path))
     originals |= {one: None for one in made if one not in manifest.files}
     return OverlayTree(tree, originals), manifest
 
@@ -106,24 +88,10 @@ def changed_files(root: Path, manifest: Manifest) -> list[str]:
         except OSError as error:
             faults.append(f"{path}: cannot be read: {error.strerror}")
             continue
-        came_back = entry.after is None and found != entry.before and _is_own_bytecode(root, path)
+        came_back = entry.after is None and found != entry.before and compiled.is_own(root, path)
         if found != entry.after and not came_back:
             faults.append(f"{path}: expected {_short(entry.after)}, found {_short(found)}")
     return faults
-
-
-def _is_own_bytecode(root: Path, path: str) -> bool:
-    """Whether a removed pyc came back because an interpreter compiled the patched source."""
-    source = root / _source_of(path)
-    try:
-        head = (root / path).read_bytes()[:16]
-        known = source.stat()
-    except OSError:
-        return False
-    flags, mtime, size = (int.from_bytes(head[i : i + 4], "little") for i in (4, 8, 12))
-    fits = mtime == int(known.st_mtime) & 0xFFFFFFFF and size == known.st_size & 0xFFFFFFFF
-    # A timestamp pyc newer than the source it names was made after we wrote that source.
-    return flags == 0 and fits and (root / path).stat().st_mtime_ns >= known.st_mtime_ns
 
 
 def _short(digest: str | None) -> str:
@@ -230,12 +198,12 @@ def _refuse_foreign_edits(root: Path, tree: Tree, evaluation: Evaluation) -> Non
     """A target whose pristine content is not what its wheel's RECORD says is somebody's edit."""
     paths = set(evaluation.files)
     problems = []
-    for record in _records(root):
-        for row in _rows(_record_text(tree, record)):
+    for path in record.paths(root):
+        for row in record.rows(record.text_of(tree, path)):
             if row[0] in paths and row[1].startswith("sha256=") and tree.exists(row[0]):
-                found = _record_hash(tree.read(row[0]))
+                found = record.hash_of(tree.read(row[0]))
                 if found != row[1]:
-                    problems.append(f"{row[0]}: {record} says {row[1]}, found {found}")
+                    problems.append(f"{row[0]}: {path} says {row[1]}, found {found}")
     raise_collected(BrokenError, f"{root}: somebody else changed files that we patch", problems,
                     hint="give a fresh install of the base")  # fmt: skip
 
@@ -251,108 +219,17 @@ def _desired(
     desired = {path: Change(data) for path, data in evaluation.files.items()}
     sources = {path: data for path, data in evaluation.files.items() if path.endswith(".py")}
     for path in sources:
-        known = old.files if old and path in old.files else _compiled_on_disk(root, path)
-        desired |= {one: Change(None) for one in known if _source_of(one) == path}
+        known = old.files if old and path in old.files else compiled.on_disk(root, path)
+        desired |= {one: Change(None) for one in known if compiled.source_of(one) == path}
     if bytecode == "rebuild":
-        desired |= {p: Change(data) for p, data in _compile(root, sources).items()}
+        desired |= {p: Change(data) for p, data in compiled.compile_all(root, sources).items()}
     added = {path for path in evaluation.files if not tree.exists(path)}
-    for record in _records(root):
-        text = _record_text(tree, record)
-        new = _new_record(text, evaluation.files, added, record)
+    for path in record.paths(root):
+        text = record.text_of(tree, path)
+        new = record.updated(text, evaluation.files, added, path)
         if new != text:
-            desired[record] = Change(new.encode())
+            desired[path] = Change(new.encode())
     return desired
-
-
-def _source_of(path: str) -> str:
-    """The source that a byte code file belongs to; "" for any other file."""
-    folder, found, name = path.rpartition("__pycache__/")
-    match = _COMPILED.fullmatch(name) if found else None
-    return f"{folder}{match['stem']}.py" if match else ""
-
-
-def _compiled_on_disk(root: Path, path: str) -> list[str]:
-    """Byte code files of a source, whatever interpreter made them."""
-    cache = (root / path).parent / "__pycache__"
-    found = (item.relative_to(root).as_posix() for item in cache.glob("*.pyc"))
-    return sorted(one for one in found if _source_of(one) == path)
-
-
-def _compile(root: Path, sources: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Unchecked-hash byte code of each source, as this interpreter's `__pycache__` names it."""
-    tag = sys.implementation.cache_tag
-    with tempfile.TemporaryDirectory() as folder:
-        jobs = []
-        for index, (path, data) in enumerate(sorted(sources.items())):
-            source = Path(folder) / f"{index}.py"
-            source.write_bytes(data)
-            jobs.append((str(source), str(root.resolve() / path), f"{folder}/{index}.pyc"))
-        run = subprocess.run(
-            [sys.executable, "-I", "-c", _COMPILE],
-            input=json.dumps(jobs),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if run.returncode:
-            raise EngineError(f"{sys.executable} could not compile the patched files: "
-                              f"{run.stderr.strip()[-500:]}")  # fmt: skip
-        return {
-            # Not cache_from_source: PYTHONPYCACHEPREFIX leads it out of the tree.
-            str(
-                PurePosixPath(path).with_name("__pycache__") / f"{Path(path).stem}.{tag}.pyc"
-            ): Path(compiled).read_bytes()
-            for path, (_source, _name, compiled) in zip(sorted(sources), jobs, strict=True)
-        }
-
-
-def _records(root: Path) -> list[str]:
-    return sorted(path.relative_to(root).as_posix() for path in root.glob("*.dist-info/RECORD"))
-
-
-def _record_text(tree: Tree, record: str) -> str:
-    try:
-        return tree.read(record).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise BrokenError(f"{record}: expected UTF-8, found byte 0x{error.object[error.start]:02x}",
-                          hint="give a fresh install of the base") from error  # fmt: skip
-
-
-def _rows(text: str) -> list[list[str]]:
-    return [row for row in csv.reader(io.StringIO(text)) if len(row) == 3]
-
-
-def _record_hash(data: bytes) -> str:
-    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=")
-    return f"sha256={digest.decode()}"
-
-
-def _new_record(text: str, files: Mapping[str, bytes], added: set[str], record: str) -> str:
-    """RECORD with our files' hashes.
-
-    It takes from `added` the new files below a top folder that it lists files of.
-    """
-    lines = text.split("\n")
-    ending = "\r" if lines[0].endswith("\r") else ""
-    tops: set[str] = set()
-    for index, line in enumerate(lines):
-        path = "".join(next(csv.reader([line]), [])[:1])
-        tops.add(path.partition("/")[0])
-        if path in files:
-            lines[index] = _record_line(path, files[path]) + ("\r" if line.endswith("\r") else "")
-            added.discard(path)
-    mine = sorted(path for path in added if path.partition("/")[0] in tops)
-    added.difference_update(mine)
-    last = len(lines) - (lines[-1] == "")
-    at = next((i for i, line in enumerate(lines) if line.startswith(f"{record},")), last)
-    lines[at:at] = [_record_line(path, files[path]) + ending for path in mine]
-    return "\n".join(lines)
-
-
-def _record_line(path: str, data: bytes) -> str:
-    out = io.StringIO()
-    csv.writer(out, lineterminator="").writerow([path, _record_hash(data), len(data)])
-    return out.getvalue()
 
 
 def _manifest(
@@ -444,7 +321,7 @@ def _differing(root: Path, wanted: Mapping[str, Change]) -> dict[str, Change]:
     """
     todo = {path: change for path, change in wanted.items() if _on_disk(root, path) != change.data}
     for path in [path for path in todo if path.endswith(".py")]:
-        stale = (one for one in _compiled_on_disk(root, path) if one not in wanted)
+        stale = (one for one in compiled.on_disk(root, path) if one not in wanted)
         todo |= {one: Change(None) for one in stale}
     return todo
 
