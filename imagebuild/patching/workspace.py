@@ -245,26 +245,26 @@ class Workspace:
 
     def _elsewhere(self, edit: Edit, report: EditReport, why: str) -> EditReport:
         """Looks for a scope that is not where it should be: MOVED when found, else MISSING."""
-        best: Candidate | None = None
-        for path, text in self._neighbours(edit.path):
-            try:
-                known = source.scopes(text, source.language(path))
-            except source.TextError:
-                continue
+        files = [(path, text) for path, text in self._neighbours(edit.path) if _parses(path, text)]
+        # The scope's own name says more than its text, which may stand in another function too.
+        for path, text in files if edit.scope else ():
+            spans = source.scopes(text, source.language(path)).get(edit.scope, ())
+            if path != edit.path and spans:
+                found = _occurrences(text, edit.anchor, spans)
+                near = source.nearest(text, path, edit.anchor, spans)
+                line = source.line_of(text, found[0].start if found else spans[0].start)
+                named = "its anchor" if found else edit.scope
+                what = f"{why}; {named} stands at {path}:{line}"
+                return _but(report, State.MOVED, what, line, near)
+        for path, text in files:
             whole = _occurrences(text, edit.anchor, _whole(text))
             if len(whole) == edit.count:
                 line = source.line_of(text, whole[0].start)
                 moved = Candidate(path, line, 1.0, edit.anchor)
                 what = f"{why}; its anchor stands at {path}:{line}"
                 return _but(report, State.MOVED, what, line, moved)
-            if path != edit.path and edit.scope and edit.scope in known:
-                line = source.line_of(text, known[edit.scope][0].start)
-                near = source.nearest(text, path, edit.anchor, known[edit.scope])
-                what = f"{why}; {edit.scope} stands at {path}:{line}"
-                return _but(report, State.MOVED, what, line, near)
-            near = source.nearest(text, path, edit.anchor, _whole(text))
-            if near and (best is None or near.similarity > best.similarity):
-                best = near
+        likely = (source.nearest(text, path, edit.anchor, _whole(text)) for path, text in files)
+        best = max(filter(None, likely), key=lambda near: near.similarity, default=None)
         at = f"; closest text is at {best.path}:{best.line}" if best else ""
         return _but(report, State.MISSING, f"{why}{at}", best.line if best else 0, best)
 
@@ -342,6 +342,14 @@ def _changed_by(culprit: str) -> str:
 
 def _closest(near: Candidate | None) -> str:
     return f"; closest text is at line {near.line}" if near else ""
+
+
+def _parses(path: str, text: str) -> bool:
+    try:
+        source.scopes(text, source.language(path))
+    except source.TextError:
+        return False
+    return True
 
 
 def _occurrences(text: str, needle: str, spans: tuple[Span, ...]) -> list[Span]:

@@ -176,6 +176,7 @@ class TestF9MovedPlanning:
         assert judge(naive.LESS_MEMORY, old, seen=old).verdict is Verdict.OK
         report = judge(naive.LESS_MEMORY, new, seen=old)
         assert (report.verdict, report.exit_code) == (Verdict.MOVED, 3)
+        assert naive.PLANNING in {finding.file for finding in report.findings}
         assert f"{naive.UTILS} has no {naive.PLAN}" in said(report)
         # What the edit was for has gone where upstream plans now.
         assert find(parse(new, naive.PLANNING), naive.PLAN) is not None

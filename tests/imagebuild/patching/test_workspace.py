@@ -150,6 +150,16 @@ class TestOneEdit:
             f"{ENGINE} does not exist; its anchor stands at {home}:3",
         )
 
+    def test_moved_while_its_text_stays_in_another_function(self, tmp_path: Path) -> None:
+        home = "vllm/core/motor.py"
+        renamed = site.ENGINE.replace("def limit(", "def capped(")
+        root = site.make_site(tmp_path, {ENGINE: renamed, home: "\n" + site.ENGINE})
+        assert seen(only(root, CEILING)) == (
+            State.MOVED,
+            4,
+            f"{ENGINE} has no Engine.limit; its anchor stands at {home}:4",
+        )
+
     def test_moved_and_changed(self, tmp_path: Path) -> None:
         home = "vllm/core/motor.py"
         root = site.make_site(tmp_path, {home: "\n" + site.ENGINE.replace("= 12", "= 13")})
