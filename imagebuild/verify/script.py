@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from imagebuild.config import ROOT, load_recipe, recipes
+from imagebuild.deep.run import Where
 from imagebuild.errors import BuildError, EngineError, UsageError
 from imagebuild.lock import read_lock
 from imagebuild.patching.apply import is_own_site
 from imagebuild.patching.patch import GPU_ARCHES
+from imagebuild.verify import deep
 from imagebuild.verify.core import verify
 from imagebuild.verify.shadows import search_path
 
@@ -39,7 +41,18 @@ def _run(argv: Sequence[str]) -> int:
     recipe = load_recipe(options.recipe or _only_recipe())
     root = Path(options.root).absolute() if options.root else own_root()
     lock = read_lock(recipe.lock_file)
-    report = verify(root, recipe, lock, gpu_arch=options.gpu_arch, in_base=is_own_site(root))
+    is_own = is_own_site(root)
+    report = verify(root, recipe, lock, gpu_arch=options.gpu_arch, in_base=is_own)
+    if options.deep:
+        if not is_own:
+            raise UsageError(f"--deep: {root} is not where {sys.executable} imports from",
+                             hint="start it with the base's own Python, or use build.py verify "
+                             "--deep")  # fmt: skip
+        # Native modules are real here, and the byte code is what will serve.
+        where = Where(Path(sys.executable), stubs=False, cached_code=False)
+        outcomes = deep.check_now(report, recipe, lock, where)
+        rows = (f"  {name}: {result}: {said}" for name, result, said in deep.rows(outcomes))
+        _write(sys.stdout, ["deep probes", *rows])
     _write(sys.stdout, report.lines())
     return report.exit_code
 
@@ -90,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--recipe", metavar="NAME", help="default: the only one")
     own = "site-packages; default: this interpreter's with vLLM in it"
     parser.add_argument("--root", metavar="DIR", help=own)
+    parser.add_argument("--deep", action="store_true", help="also run the tree's own code")
     built = "default: what the tree was built for"
     parser.add_argument("--gpu-arch", choices=GPU_ARCHES, help=built)
     return parser
