@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,8 +33,6 @@ _MACHINES: Mapping[str, tuple[str, str]] = {
 }
 _OLDEST = (12, 9)  # the first nvcc that knows sm_121
 
-Run = Callable[[Sequence[str], Path], None]
-
 
 @dataclass(frozen=True)
 class Compiler:
@@ -43,6 +41,23 @@ class Compiler:
     path: Path
     version: str
     include: Path
+
+
+@dataclass(frozen=True)
+class Options:
+    """What differs between libraries.
+
+    Attributes:
+        cubins: targets of machine code.
+        ptx: target of PTX; None for none.
+        flags: for the compiler, such as macros and include folders.
+        needed: sonames that the library asks for beside the CUDA runtime's.
+    """
+
+    cubins: tuple[str, ...] = CUBINS
+    ptx: str | None = PTX
+    flags: tuple[str, ...] = ()
+    needed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,17 +135,26 @@ def host_compiler(platform: str) -> str:
 
 
 def command(
-    compiler: Compiler, sources: Sequence[Path], out: Path, platform: str, stub: Path
+    compiler: Compiler,
+    sources: Sequence[Path],
+    out: Path,
+    platform: str,
+    *,
+    stubs: Sequence[Path],
+    options: Options,
 ) -> list[str]:
-    """The call. `stub` is a folder with a libcudart.so that has the real one's soname."""
-    code = [f"-gencode=arch={cubin.replace('sm_', 'compute_')},code={cubin}" for cubin in CUBINS]
+    """The call. `stubs` are empty libraries with the sonames of what is linked at run time."""
+    targets = [(cubin.replace("sm_", "compute_"), cubin) for cubin in options.cubins]
+    targets += [(options.ptx, options.ptx)] if options.ptx else []
+    code = [f"-gencode=arch={virtual},code={real}" for virtual, real in targets]
+    linked = [word for stub in stubs for word in ("-Xlinker", str(stub))]
     return [
         str(compiler.path), "-O3", "-std=c++17", "-shared",
-        "-Xcompiler", "-fPIC,-fvisibility=hidden", *code, f"-gencode=arch={PTX},code={PTX}",
+        "-Xcompiler", "-fPIC,-fvisibility=hidden", *code, *options.flags,
         "-ccbin", host_compiler(platform), f"-I{compiler.include}",
-        # The runtime is torch's own at run time. A stub stands in for it here, so that linking for
-        # another processor needs no CUDA of that processor.
-        "-cudart", "none", f"-L{stub}", "-Xlinker", "--no-as-needed", "-lcudart",
+        # What is linked at run time is the image's own. Stubs stand in for it here, so that linking
+        # for another processor needs nothing of that processor but its compiler.
+        "-cudart", "none", "-Xlinker", "--no-as-needed", *linked,
         "-Xlinker", "--unresolved-symbols=ignore-in-object-files",
         # The symbol table names nvcc's temporary files, which carry its process id.
         "-Xlinker", "-s", "-Xlinker", "--build-id=none",
@@ -139,19 +163,26 @@ def command(
 
 
 def build(
-    source: Path, out: Path, platform: str, *, cuda: Path | None = None, run: Run | None = None
+    source: Path,
+    out: Path,
+    platform: str,
+    *,
+    cuda: Path | None = None,
+    sources: Sequence[Path] | None = None,
+    options: Options | None = None,
 ) -> Built:
-    """Compiles every .cu below `source` into `out`, and checks what came of it.
+    """Compiles sources below `source` into `out`, and checks what came of it.
 
     Two runs give the same bytes when `source` has the same absolute path: the names of internal
     device symbols carry a checksum of it.
 
     Args:
-        source: folder.
+        source: folder; the compiler runs in it.
         out: the library; its folder is made.
         platform: docker's word for the processor that it must run on.
         cuda: where to look for the compiler first.
-        run: runs a command in a folder; by default echoes and runs it.
+        sources: what to compile; by default every .cu file of the folder.
+        options: what differs from our own kernels.
 
     Raises:
         UsageError: no source, or an unknown platform.
@@ -159,24 +190,30 @@ def build(
         BrokenError: the library has no code for a card, or is for another processor.
     """
     source, out = source.resolve(), out.absolute()
-    sources = sorted(source.rglob("*.cu"))
-    if not sources:
+    found = [source / path for path in sources or ()] or sorted(source.rglob("*.cu"))
+    if not found:
         raise UsageError(f"{source}: expected .cu files, found none")
-    compiler = find(cuda)
-    run = run or echo_and_run
-    major = compiler.version.partition(".")[0]
+    compiler, options = find(cuda), options or Options()
+    sonames = [f"libcudart.so.{compiler.version.partition('.')[0]}", *options.needed]
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="nvcc-") as work:
-        stub = Path(work)
-        run([host_compiler(platform), "-shared", "-fPIC", "-nostdlib", "-x", "c++", "/dev/null",
-             f"-Wl,-soname,libcudart.so.{major}", "-o", str(stub / "libcudart.so")],
-            source)  # fmt: skip
-        library = stub / out.name
-        run(command(compiler, sources, library, platform, stub), source)
+        stubs = [_stub(Path(work), soname, platform) for soname in sonames]
+        library = Path(work) / out.name
+        echo_and_run(
+            command(compiler, found, library, platform, stubs=stubs, options=options), source
+        )
         built = Built(out, check(library, platform))
         shutil.copyfile(library, out)
     out.chmod(0o644)
     return built
+
+
+def _stub(folder: Path, soname: str, platform: str) -> Path:
+    """An empty library that makes what links to it ask for `soname`."""
+    path = folder / soname
+    echo_and_run([host_compiler(platform), "-shared", "-fPIC", "-nostdlib", "-x", "c++",
+                  "/dev/null", f"-Wl,-soname,{soname}", "-o", str(path)], folder)  # fmt: skip
+    return path
 
 
 def check(library: Path, platform: str) -> tuple[str, ...]:

@@ -17,12 +17,13 @@ from imagebuild.errors import UsageError
 from imagebuild.steps.run import finish, say
 
 _ROOTS = ("imagebuild.steps.series", "imagebuild.verify.script")
+_FLASHKDA = ("imagebuild.steps.flashkda",)
 _HEADERS = "image/runtime/link_cuda_headers.py"
 _RUNTIME = ("image/runtime/entrypoint.py",)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`inputs OUT`: writes OUT/series for apply and verify, OUT/headers and OUT/runtime."""
+    """`inputs OUT`: writes OUT/series for apply and verify, and others beside it."""
     return finish("inputs", lambda: _run(arguments))
 
 
@@ -35,6 +36,7 @@ def _run(arguments: Sequence[str]) -> None:
     headers = [Path(_HEADERS)] if (root / _HEADERS).is_file() else []
     copy(root, headers, out / "headers")
     copy(root, map(Path, _RUNTIME), out / "runtime")
+    copy(root, flashkda_files(root), out / "flashkda")
     say(f"inputs: {len(set(series))} files for series and verify")
 
 
@@ -60,6 +62,14 @@ def series_files(recipe: Recipe) -> Iterator[Path]:
     for patch in recipe.series().patches:
         for variant in patch.variants:
             yield from (Path("image/runtime") / file.source for file in variant.files)
+
+
+def flashkda_files(root: Path) -> Iterator[Path]:
+    """What the FlashKDA steps read: their modules and the recipes, no patch and no lock."""
+    yield from (path.relative_to(root) for path in _imported(root, [
+        path for path in (_module_file(root, name) for name in _FLASHKDA) if path
+    ]))  # fmt: skip
+    yield from (Path("image") / name / "recipe.toml" for name in recipes(root))
 
 
 def _imported(root: Path, starts: Iterable[Path | None]) -> set[Path]:

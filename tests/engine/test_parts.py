@@ -1,0 +1,80 @@
+"""What an image has when it is asked for: FlashKDA built here, mentat, packages by hash."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.support import parts
+from tests.support.images import Repository, docker
+
+TAG = "imagebuild-test/image:parts"
+_LOOK = """\
+set -e
+cat /usr/local/share/glm53/flashkda.json
+echo; echo ---
+ls /usr/local/share/licenses/flashkda
+echo ---
+mentatd --version; ray --version; command -v mentatd-probe-machine
+dpkg-query --show --showformat '${Package} ${Version}\\n' imagebuild-test
+cat /usr/share/imagebuild-test/file
+ls /usr/local/lib/python3*/dist-packages/vllm | grep _flashkda
+"""
+
+
+def options(folder: Path) -> list[str]:
+    ours, vllm = parts.flashkda(folder)
+    contexts = {"flashkda-src": ours, "vllm-src": vllm, "mentat": parts.mentat(folder / "mentat"),
+                "debs": parts.deb(folder / "deb")}  # fmt: skip
+    named = [word for name, place in contexts.items()
+             for word in ("--build-context", f"{name}={place}")]  # fmt: skip
+    return ["--flashkda", "build", "--cluster", "mentat", "--mentat-version", parts.MENTAT, *named]
+
+
+def test_every_part_is_built_installed_and_checked(repository: Repository, tmp_path: Path) -> None:
+    outcome = repository.build(TAG, *options(tmp_path / "parts"))
+    assert outcome.code == 0, outcome.err[-3000:]
+    said = docker("run", "--rm", "--network=none", "--entrypoint", "sh", TAG, "-c", _LOOK)
+    assert said.returncode == 0, said.stderr
+    marker, licences, rest = said.stdout.split("---\n")
+    assert json.loads(marker)["built"] is True
+    assert json.loads(marker)["code"] == ["sm_120f"]
+    assert json.loads(marker)["commits"]["flashkda"].startswith("17a037d")
+    assert licences.split() == ["CUTLASS.txt", "FlashKDA.txt"]
+    assert rest.splitlines() == [
+        "mentatd 0.17.1",
+        "stand-in mentat as ray 0.17.1",
+        "/usr/local/bin/mentatd-probe-machine",
+        "imagebuild-test 1",
+        "content",
+        "_flashkda_C.abi3.so",
+    ]
+    verified = docker("run", "--rm", "--network=none", "--volume", f"{repository.folder}:/src:ro",
+                      "--entrypoint", "python3", TAG, "/src/verify-base.py")  # fmt: skip
+    assert verified.returncode == 0, verified.stdout
+    assert "flashkda-unknown" in verified.stdout  # a library that nobody has measured
+
+    # The base's own costs no compilation, and its marker says so.
+    kept = repository.build(TAG, "--no-load")
+    assert not [name for name in kept.steps() if name.startswith("flashkda")]
+
+
+def test_a_flashkda_with_other_arguments_stops_the_build(
+    repository: Repository, tmp_path: Path
+) -> None:
+    ours, vllm = parts.flashkda(tmp_path / "parts", ("fwd(Tensor q) -> ()",))
+    outcome = repository.build(TAG, "--flashkda", "build", "--no-load",
+                               "--build-context", f"flashkda-src={ours}",
+                               "--build-context", f"vllm-src={vllm}")  # fmt: skip
+    assert outcome.code == 3
+    last = "\n".join(outcome.err.splitlines()[-10:])
+    assert "stage patched" in last
+    assert "operator fwd: expected" in last
+    assert "hint: " in last
+
+
+def test_missing_parts_are_named(repository: Repository) -> None:
+    outcome = repository.build(TAG, "--no-load", "--cluster", "mentat", "--mentat-version", "1")
+    assert outcome.code == 4
+    assert "mentatd and mentatd-probe-machine" in outcome.err
+    assert "--build-context mentat=DIR" in outcome.err
