@@ -173,8 +173,9 @@ def problems_and_notes(site: Path, recipe: Recipe, platform: str) -> Iterator[st
     group = Group("FlashKDA")
     checks.check(group, site, arch_of(recipe, platform), recipe.platforms)
     faults = [f.message for f in group.findings if f.level == "error"]
-    data = (site / checks.LIBRARY).read_bytes() if (site / checks.LIBRARY).is_file() else b""
-    unstable = [name for name in undefined_symbols(data) if is_unstable(name)] if data else []
+    # What is no library at all has no symbols; that was said above.
+    symbols = [] if faults else undefined_symbols((site / checks.LIBRARY).read_bytes())
+    unstable = [name for name in symbols if is_unstable(name)]
     if unstable:
         faults.append(f"expected torch's stable interface only, found {', '.join(unstable[:3])}")
     raise_collected(BrokenError, f"{checks.LIBRARY} cannot serve", faults,
