@@ -73,6 +73,9 @@ def judge(found: Group, outcomes: Sequence[Outcome]) -> None:
             found.error("deep-failed", f"{one.probe.name} ({owner}): {one.result}: {one.evidence}",
                         fix="the claim is: " + one.probe.about.claim)  # fmt: skip
     ran = [one for one in outcomes if one.result != "skipped"]
+    if not ran:
+        found.error("deep-none", "no deep probe is about this tree, so nothing was shown",
+                    fix="run it from a whole checkout, on a release of the series")  # fmt: skip
     found.summary = f"{sum(not one.is_bad for one in ran)} of {len(ran)} hold"
 
 

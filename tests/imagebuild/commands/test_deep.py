@@ -118,6 +118,10 @@ def test_a_probe_of_another_release_or_series_is_shown_as_skipped(stage: Stage) 
     stage.probe("later", DIES, About(claim="x", versions=">=0.33,<0.34"))
     stage.probe("other", DIES, About(claim="x", patches=("vllm_not_here",)))
     ran = verify(stage)
+    assert ran.code == 3, "nothing was shown"
+    assert "no deep probe is about this tree" in ran.out
+    stage.probe("greets", GREETS)
+    ran = verify(stage)
     assert ran.code == 0, ran
     assert "later  skipped  it is for vLLM >=0.33,<0.34" in ran.out
     assert "other  skipped  vllm_not_here is not in this series" in ran.out
