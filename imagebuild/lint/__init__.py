@@ -1,0 +1,1 @@
+"""Lint rules of our own, for what no other tool checks."""
