@@ -32,14 +32,45 @@ _SCHEMA: Mapping[str, type] = {
 _OPTIONAL: Mapping[str, type] = {"image": dict}
 FLASHKDA = ("auto", "base", "build")
 CLUSTERS = ("none", "ray", "mentat")
+_DEB = r"[a-z0-9][a-z0-9+.-]+"  # source: Debian Policy 5.6.1
 
 
 @dataclass(frozen=True)
 class GitSource:
-    """One commit of a repository; the commit names the content."""
+    """One commit of a repository; the commit names the content.
+
+    Attributes:
+        source: which public document names the commit.
+        ref: a branch or tag that is expected to point to it; "" where none is.
+    """
 
     url: str
     commit: str
+    source: str = ""
+    ref: str = ""
+
+
+@dataclass(frozen=True)
+class DefaultRegistry:
+    """The registry of images whose name has no host.
+
+    Attributes:
+        host: how the registry is called where a name spells it out.
+        url: where its API answers.
+        login: the name under which `docker login` keeps its password.
+    """
+
+    host: str
+    url: str
+    login: str
+
+
+@dataclass(frozen=True)
+class ImageName:
+    """An image by tag; the lock has its digest. `{version}` in `tag` is the vLLM release."""
+
+    repository: str
+    tag: str
 
 
 @dataclass(frozen=True)
@@ -51,12 +82,20 @@ class ImageRecipe:
         cluster: how ranks are placed.
         cited: by base version, the image's reference and digests as a public document names them.
         sources: repositories that stages compile from, by name.
+        registry: where an image without a host in its name is.
+        base: the base image of a release that no document cites.
+        artifacts: other images that stages take files from, by name.
+        debs: packages to be installed in the image.
     """
 
     flashkda: str = "auto"
     cluster: str = "none"
     cited: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     sources: Mapping[str, GitSource] = field(default_factory=dict)
+    registry: DefaultRegistry | None = None
+    base: ImageName | None = None
+    artifacts: Mapping[str, ImageName] = field(default_factory=dict)
+    debs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +275,7 @@ class _Reader:
 
     def image(self) -> ImageRecipe:
         table = self.content.get("image", {})
-        known = ("flashkda", "cluster", "cited", "sources")
+        known = ("flashkda", "cluster", "cited", "sources", "registry", "base", "artifacts", "debs")
         if not isinstance(table, dict) or (odd := sorted(set(table) - set(known))):
             found = odd[0] if isinstance(table, dict) else table
             raise UsageError(f"{self.path}: image: unknown key {found!r}",
@@ -247,17 +286,66 @@ class _Reader:
             if chosen[key] not in words:
                 raise UsageError(f"{self.path}: image.{key}: expected {' or '.join(words)}, "
                                  f"found {chosen[key]!r}")  # fmt: skip
-        sources = {}
-        for name, entry in table.get("sources", {}).items():
-            where = f"image.sources.{name}"
-            commit = str(self._value(entry, "commit", f"{where}.commit", str))
-            if not re.fullmatch(r"[0-9a-f]{40}", commit):
-                raise UsageError(f"{self.path}: {where}.commit: expected 40 hex digits, "
-                                 f"found {commit!r}")  # fmt: skip
-            url = str(self._value(entry, "url", f"{where}.url", str))
-            sources[name] = GitSource(url, commit)
-        cited = {version: dict(entry) for version, entry in table.get("cited", {}).items()}
-        return ImageRecipe(cited=cited, sources=sources, **chosen)
+        cited = {version: dict(entry) for version, entry in self._tables(table, "cited")}
+        registry, base = table.get("registry"), table.get("base")
+        debs = table.get("debs", [])
+        if not isinstance(debs, list) or not all(re.fullmatch(_DEB, str(name)) for name in debs):
+            raise UsageError(f"{self.path}: image.debs: expected names of packages, found {debs!r}")
+        return ImageRecipe(
+            cited=cited,
+            sources={name: self._source(name, one) for name, one in self._tables(table, "sources")},
+            registry=None if registry is None else self._registry(registry),
+            base=None if base is None else self._image_name(base, "image.base"),
+            artifacts={
+                name: self._image_name(one, f"image.artifacts.{name}")
+                for name, one in self._tables(table, "artifacts")
+            },
+            debs=tuple(debs),
+            **chosen,
+        )
+
+    def _tables(self, table: dict[str, Any], key: str) -> list[tuple[str, dict[str, Any]]]:
+        """The named tables below a key."""
+        found = table.get(key, {})
+        if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
+            raise UsageError(f"{self.path}: image.{key}: expected tables by name, found {found!r}")
+        return list(found.items())
+
+    def _words(self, entry: object, label: str, wanted: tuple[str, ...],
+               more: tuple[str, ...] = ()) -> dict[str, str]:  # fmt: skip
+        """A table of strings with these keys and no others; `more` may be left out."""
+        if not isinstance(entry, dict) or (odd := sorted(set(entry) - {*wanted, *more})):
+            found = odd[0] if isinstance(entry, dict) else entry
+            raise UsageError(f"{self.path}: {label}: unknown key {found!r}",
+                             hint=f"known keys: {', '.join((*wanted, *more))}")  # fmt: skip
+        there = [key for key in (*wanted, *more) if key in entry or key in wanted]
+        return {key: str(self._value(entry, key, f"{label}.{key}", str)) for key in there}
+
+    def _source(self, name: str, entry: dict[str, Any]) -> GitSource:
+        where = f"image.sources.{name}"
+        source = GitSource(**self._words(entry, where, ("url", "commit"), ("source", "ref")))
+        if not re.fullmatch(r"[0-9a-f]{40}", source.commit):
+            raise UsageError(f"{self.path}: {where}.commit: expected 40 hex digits, "
+                             f"found {source.commit!r}")  # fmt: skip
+        # A word that git takes for an option or a command of its own is no address.
+        if not re.match(r"(https?|ssh|git|file)://", source.url) or source.ref.startswith("-"):
+            raise UsageError(f"{self.path}: {where}: expected url = https://... and a ref, "
+                             f"found {source.url!r}, {source.ref!r}")  # fmt: skip
+        return source
+
+    def _registry(self, entry: object) -> DefaultRegistry:
+        words = self._words(entry, "image.registry", ("host", "url", "login"))
+        if not re.match(r"https?://[^/]", words["url"]):
+            raise UsageError(f"{self.path}: image.registry.url: expected https://..., "
+                             f"found {words['url']!r}")  # fmt: skip
+        return DefaultRegistry(**words)
+
+    def _image_name(self, entry: object, label: str) -> ImageName:
+        words = self._words(entry, label, ("repository", "tag"))
+        if "@" in words["repository"] + words["tag"] or not all(words.values()):
+            raise UsageError(f"{self.path}: {label}: expected a repository and a tag, since the "
+                             f"digest is in the lock, found {words!r}")  # fmt: skip
+        return ImageName(**words)
 
     def _value(self, table: dict[str, Any], key: str, label: str, kind: type) -> object:
         if key not in table:

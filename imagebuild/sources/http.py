@@ -140,6 +140,7 @@ class Http:
         headers: Mapping[str, str] | None = None,
         accept: Collection[int] = (200,),
         unread: Collection[int] = (),
+        own_auth: bool = False,
     ) -> Reply:
         """Fetches a whole answer into memory; a body that breaks off is asked for again.
 
@@ -149,6 +150,7 @@ class Http:
             headers: more request headers.
             accept: status codes that the caller understands.
             unread: more of them, whose body is left unread and given as empty.
+            own_auth: `headers` say who asks; netrc and pip's logins stay out of it.
 
         Raises:
             EngineError: offline, unreachable, or a status that is not in `accept`.
@@ -157,7 +159,11 @@ class Http:
         while True:
             try:
                 with self.stream(
-                    url, what=what, headers=headers, accept=(*accept, *unread)
+                    url,
+                    what=what,
+                    headers=headers,
+                    accept=(*accept, *unread),
+                    own_auth=own_auth,
                 ) as stream:
                     body = b"" if stream.status in unread else b"".join(stream.chunks())
                     return Reply(stream.status, stream.headers, stream.url, body)
@@ -175,9 +181,10 @@ class Http:
         what: str,
         headers: Mapping[str, str] | None = None,
         accept: Collection[int] = (200,),
+        own_auth: bool = False,
     ) -> Iterator[Stream]:
         """Opens an answer, to be read with `Stream.chunks`; arguments and errors as in `get`."""
-        with self._send(url, what, headers) as response:
+        with self._send(url, what, headers, own_auth=own_auth) as response:
             if response.status_code not in accept:
                 raise refused(response, what, accept)
             yield Stream(self, response, what)
@@ -191,15 +198,18 @@ class Http:
                 hint="run the same command once without --offline",
             )
 
-    def _send(self, url: str, what: str, headers: Mapping[str, str] | None) -> requests.Response:
+    def _send(
+        self, url: str, what: str, headers: Mapping[str, str] | None, *, own_auth: bool
+    ) -> requests.Response:
         clean, own = split_credentials(url)
         self.refuse_offline(clean, what)
+        login = own or self._credentials.get(urlsplit(clean).netloc)
         proxy = self.settings.proxy
         try:
             return self._session.get(
                 clean,
                 headers=dict(headers or {}),
-                auth=own or self._credentials.get(urlsplit(clean).netloc),
+                auth=_as_given if own_auth else login,
                 timeout=self.settings.timeout or None,
                 # Given with each request: a session's proxies yield to the environment's.
                 proxies={"http": proxy, "https": proxy} if proxy else None,
@@ -301,6 +311,11 @@ class _Adapter(HTTPAdapter):
         history = getattr(getattr(response.raw, "retries", None), "history", ())
         self._http.count(sent=len(history))
         return response
+
+
+def _as_given(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """Keeps requests from putting a login of netrc over an Authorization header."""
+    return request
 
 
 def _system_context() -> ssl.SSLContext:
