@@ -22,7 +22,7 @@ import pytest
 from imagebuild.config import load_recipe
 from imagebuild.lock import read_lock
 from tests.support import standin
-from tests.support.images import RECIPE, Repository, docker
+from tests.support.images import RECIPE, First, Repository, docker
 
 HERE = Path(__file__).resolve().parent
 HOW = "as root on Debian: .ci/engine; then: ./build.py test tests/engine"
@@ -125,6 +125,20 @@ def _answers(address: str) -> bool:
     except OSError:
         return False
     return True
+
+
+@pytest.fixture(scope="session")
+def first(
+    base: str, cuda: Path, registry: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[First]:
+    """One image, built from a fresh clone, loaded and pushed: what several tests look at."""
+    made = Repository(tmp_path_factory.mktemp("first") / "one" / "clone", base, cuda)
+    tag = f"{registry}/imagebuild-test/image:first"
+    outcome = made.build(tag, "--push")
+    assert outcome.code == 0, outcome.err[-3000:]
+    yield First(made, outcome, tag)
+    shutil.rmtree(made.folder)
+    docker("image", "rm", "--force", tag)
 
 
 @pytest.fixture

@@ -11,27 +11,25 @@ from pathlib import Path
 
 import pytest
 
+from imagebuild.cli import main
 from imagebuild.verify import fatbin
-from tests.support.images import Repository, docker, inspect
+from tests.support.images import First, Repository, docker, inspect
 
 TAG = "imagebuild-test/image:sm_120"
 LIBRARY = "/usr/local/lib/glm53/libglm53_kernel.so"
 
 
-def test_build_loads_verifies_and_says_what_it_is(repository: Repository, tmp_path: Path) -> None:
-    outcome = repository.build(TAG)
-    assert outcome.code == 0, outcome.err[-3000:]
-
-    record = outcome.document
-    image = inspect(TAG)
+def test_build_loads_and_says_what_it_is(first: First) -> None:
+    repository, record = first.repository, first.outcome.document
+    image, base = inspect(first.tag), inspect(repository.base)
     assert image is not None
-    assert image["Id"] == record["digest"]
-    assert json.loads((repository.folder / "dist" / "glm53-flash-image-sm_120" / "image.json")
-                      .read_text())["digest"] == record["digest"]  # fmt: skip
-    assert not list((repository.folder / "dist").glob("*.partial"))
-    labels = image["Config"]["Labels"]
-    base = inspect(repository.base)
     assert base is not None
+    assert image["Id"] == record["digest"] == record["pushed"]
+    dist = repository.folder / "dist"
+    written = json.loads((dist / "glm53-flash-image-sm_120" / "image.json").read_text())
+    assert written["digest"] == record["digest"]
+    assert not list(dist.glob("*.partial"))
+    labels = image["Config"]["Labels"]
     assert labels["org.opencontainers.image.base.name"] == repository.base
     assert labels["org.opencontainers.image.base.digest"] == base["Id"]
     assert labels["org.opencontainers.image.revision"] == repository.git("rev-parse", "HEAD")
@@ -41,34 +39,45 @@ def test_build_loads_verifies_and_says_what_it_is(repository: Repository, tmp_pa
     assert image["Created"].startswith("2026-10-05T07:41:02")
     assert set(image["Config"]["ExposedPorts"]) == {"8002/tcp", "8082/tcp"}
     # The base's layers are its own, unchanged: nothing was clamped or compressed again.
-    own = image["RootFS"]["Layers"]
-    assert own[: len(base["RootFS"]["Layers"])] == base["RootFS"]["Layers"]
+    layers, own = image["RootFS"]["Layers"], base["RootFS"]["Layers"]
+    assert layers[: len(own)] == own
+    # Nothing is compiled that the base has already.
+    assert not [name for name in first.outcome.steps() if name.startswith("flashkda")]
 
-    verified = docker("run", "--rm", "--network=none", "--volume", f"{repository.folder}:/src:ro",
-                      "--entrypoint", "python3", TAG, "/src/verify-base.py")  # fmt: skip
+
+def test_images_lists_it(first: First, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = first.repository.folder
+    assert main(["images", "--format", "json"], root=folder) == 0
+    listed = json.loads(capsys.readouterr().out)["images"]
+    mine = [one for one in listed if first.tag in one["tags"]]
+    assert len(mine) == 1
+    assert mine[0]["digest"] == first.outcome.document["digest"]
+    assert mine[0]["base"] == first.repository.base
+
+
+def test_image_verifies_inside(first: First) -> None:
+    verified = docker("run", "--rm", "--network=none",
+                      "--volume", f"{first.repository.folder}:/src:ro",
+                      "--entrypoint", "python3", first.tag, "/src/verify-base.py")  # fmt: skip
     assert verified.returncode == 0, verified.stdout + verified.stderr
     assert "verify ok" in verified.stdout
     assert re.search(r"effects: (\d+) hold ok", verified.stdout)
 
-    _check_entrypoint(tmp_path)
-    _check_kernel(tmp_path)
-    _check_old_bytecode_is_gone()
 
-
-def _check_entrypoint(tmp_path: Path) -> None:
+def test_entrypoint(first: First, tmp_path: Path) -> None:
     """The entrypoint becomes `vllm serve` with the container's arguments."""
     vllm = tmp_path / "vllm"
     vllm.write_text('#!/bin/sh\necho "$$ $*"\n')
     vllm.chmod(0o755)
     said = docker(
-        "run", "--rm", "--volume", f"{vllm}:/usr/local/bin/vllm:ro", TAG, "a b", "--port=1"
+        "run", "--rm", "--volume", f"{vllm}:/usr/local/bin/vllm:ro", first.tag, "a b", "--port=1"
     )
     assert said.stdout == "1 serve a b --port=1\n", said.stderr
 
 
-def _check_kernel(tmp_path: Path) -> None:
+def test_kernel_runs_on_both_cards(first: First, tmp_path: Path) -> None:
     name = "imagebuild-test-copy"
-    assert docker("create", "--name", name, TAG).returncode == 0
+    assert docker("create", "--name", name, first.tag).returncode == 0
     try:
         assert docker("cp", f"{name}:{LIBRARY}", str(tmp_path / "kernel.so")).returncode == 0
     finally:
@@ -82,8 +91,8 @@ def _check_kernel(tmp_path: Path) -> None:
     assert b"torch" not in data
 
 
-def _check_old_bytecode_is_gone() -> None:
-    """Python runs the patched source, though every time in the image is clamped."""
+def test_python_runs_the_patched_source(first: First) -> None:
+    """Though every time in the image is clamped, no old byte code is left to run."""
     code = (
         "import importlib.util as u, json, pathlib, sys;"
         "s=u.find_spec('vllm').submodule_search_locations[0];"
@@ -92,7 +101,7 @@ def _check_old_bytecode_is_gone() -> None:
         "c=[pathlib.Path(u.cache_from_source(str(pathlib.Path(s,'..',p).resolve()))) for p in f];"
         "print(len(f), sum(p.exists() and p.read_bytes()[4] == 1 for p in c))"
     )
-    said = docker("run", "--rm", "--network=none", "--entrypoint", "python3", TAG, "-c", code)
+    said = docker("run", "--rm", "--network=none", "--entrypoint", "python3", first.tag, "-c", code)
     patched, compiled = map(int, said.stdout.split())
     assert patched > 5
     assert compiled == patched, said.stderr

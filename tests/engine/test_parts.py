@@ -54,10 +54,6 @@ def test_every_part_is_built_installed_and_checked(repository: Repository, tmp_p
     assert verified.returncode == 0, verified.stdout
     assert "flashkda-unknown" in verified.stdout  # a library that nobody has measured
 
-    # The base's own costs no compilation, and its marker says so.
-    kept = repository.build(TAG, "--no-load")
-    assert not [name for name in kept.steps() if name.startswith("flashkda")]
-
 
 def test_a_flashkda_with_other_arguments_stops_the_build(
     repository: Repository, tmp_path: Path

@@ -56,9 +56,20 @@ class Outcome:
         return dict(json.loads(self.out))
 
     def steps(self) -> dict[str, str]:
-        """What became of each Dockerfile step, such as {"patched 3/4": "cached"}."""
-        found = re.findall(r"^- \[(\S+ +\d+/\d+)\] .*: (cached|[\d.]+ s)$", self.err, re.MULTILINE)
+        """What became of each step that runs or copies, such as {"patched 3/4": "cached"}."""
+        found = re.findall(
+            r"^- \[(\S+ +\d+/\d+)\] (?!FROM ).*: (cached|[\d.]+ s)$", self.err, re.MULTILINE
+        )
         return {" ".join(name.split()): what for name, what in found}
+
+
+@dataclass(frozen=True)
+class First:
+    """A finished build. `tag` is loaded, and pushed to the registry that it names."""
+
+    repository: Repository
+    outcome: Outcome
+    tag: str
 
 
 @dataclass
@@ -96,17 +107,21 @@ class Repository:
         self.git("commit", "--quiet", "--message=test")
         return self.git("rev-parse", "HEAD")
 
-    def command(self, tag: str, *options: str, base: str | None = None) -> list[str]:
+    def command(
+        self, tag: str, *options: str, base: str | None = None, arch: str = "sm_120"
+    ) -> list[str]:
         """A call of `build.py build --engine docker`."""
         self.tags.add(tag)
         return [
             sys.executable, "-c", _RUN, str(self.folder), "build", "--engine", "docker",
-            "--arch", "sm_120", "--base", base or self.base, "--tag", tag,
+            "--arch", arch, "--base", base or self.base, "--tag", tag,
             "--build-context", f"cuda={self.cuda}", "--format", "json", *options,
         ]  # fmt: skip
 
-    def build(self, tag: str, *options: str, base: str | None = None) -> Outcome:
+    def build(
+        self, tag: str, *options: str, base: str | None = None, arch: str = "sm_120"
+    ) -> Outcome:
         """Builds and waits."""
-        done = subprocess.run(self.command(tag, *options, base=base), cwd=ROOT, text=True,
-                              capture_output=True, check=False)  # fmt: skip
+        command = self.command(tag, *options, base=base, arch=arch)
+        done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
         return Outcome(done.returncode, done.stdout, done.stderr)

@@ -100,13 +100,13 @@ def context(folder: Path, rootfs_tar: Path) -> None:
     )
 
 
-def build(folder: Path, tag: str, epoch: int) -> None:
+def build(folder: Path, tag: str, epoch: int, platform: str = "linux/amd64") -> None:
     """Builds and loads the stand-in from a folder with rootfs.tar and site/."""
     context(folder, folder / "rootfs.tar")
     archive = folder.with_suffix(".oci.tar")
     output = f"type=oci,dest={archive},name={tag},compression=zstd,force-compression=true"
     command = ["docker", "buildx", "build", "--quiet", "--provenance=false", "--no-cache",
-               "--output", output, str(folder)]  # fmt: skip
+               "--platform", platform, "--output", output, str(folder)]  # fmt: skip
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch)}
     subprocess.run(command, env=environment, check=True, capture_output=True)
     subprocess.run(["docker", "load", "--quiet", "--input", str(archive)], check=True)
