@@ -49,7 +49,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage. `image` is what its FROM names, as written; an unnamed one has its number as name."""
+    """One stage. `image` is what its FROM names, as written; without a name it has its number."""
 
     name: str
     image: str

@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from imagebuild import verify
 from imagebuild.config import Recipe
+from imagebuild.engines.made import DOCUMENTS, Made, write_documents
 from imagebuild.errors import BrokenError, raise_collected
 from imagebuild.files import only_one, replaced_folder, write_atomically
 from imagebuild.lock import BaseLock, Lock
@@ -65,8 +66,12 @@ class Request:
         wheels = {p: self.base.wheel(p, self.platform).sha256 for p in self.recipe.site}
         base = self.base
         # What verify compares, and what edits are judged by.
+        # And what the documents beside the result say.
+        image = [base.image.reference, base.image.digest] if base.image else []
+        said = [self.recipe.description, {v: {**p} for v, p in self.recipe.image_pins.items()}]
         fixed = json.dumps(
-            [base.fingerprints, base.commit, {**base.pins}, self.recipe.pins], sort_keys=True
+            [base.fingerprints, base.commit, {**base.pins}, self.recipe.pins, image, said],
+            sort_keys=True,
         )
         return {
             **wheels,
@@ -134,9 +139,10 @@ def up_to_date(request: Request) -> Built | None:
         manifest = (request.folder / "manifest.json").read_bytes()
         in_site = (request.folder / SITE / MANIFEST).read_bytes()
         told = (request.folder / f"{LAYER}.sha256").read_text("utf-8")
+        documents = {name: _sha256(request.folder / name) for name in DOCUMENTS}
     except (OSError, ValueError):
         return None
-    same = content == _build_record(request, digest) and manifest == in_site
+    same = content == _build_record(request, digest, documents) and manifest == in_site
     same = same and told == _checksum_line(digest)
     if not same or changed_files(request.folder / SITE, Manifest.from_bytes(manifest, MANIFEST)):
         return None
@@ -196,7 +202,9 @@ def _finish(partial: Path, request: Request) -> str:
     write_layer(partial / LAYER, partial / SITE, manifest, request.recipe, request.base.epoch)
     digest = _sha256(partial / LAYER)
     write_atomically(partial / f"{LAYER}.sha256", _checksum_line(digest).encode())
-    record = json.dumps(_build_record(request, digest), indent=1, sort_keys=True) + "\n"
+    write_documents(partial, made_of(request, digest))
+    documents = {name: _sha256(partial / name) for name in DOCUMENTS}
+    record = json.dumps(_build_record(request, digest, documents), indent=1, sort_keys=True) + "\n"
     write_atomically(partial / BUILD, record.encode())
     return digest
 
@@ -229,8 +237,34 @@ def write_layer(layer: Path, site: Path, manifest: Manifest, recipe: Recipe, epo
                 tar.addfile(info, file)
 
 
-def _build_record(request: Request, layer_sha256: str) -> dict[str, object]:
-    return {"schema": 1, "inputs": request.inputs, "layer_sha256": layer_sha256}
+def made_of(request: Request, layer_sha256: str) -> Made:
+    """The result, as its documents describe it.
+
+    The project's commit is left out: `inputs` has digests of all that decides, and a commit that
+    changes none of it must not make another result.
+    """
+    image = request.base.image
+    return Made(
+        recipe=request.recipe,
+        base=request.base,
+        series=request.series,
+        engine="tree",
+        gpu_arches=(request.gpu_arch,),
+        subjects={LAYER: layer_sha256},
+        base_image=(image.reference, image.digest) if image and image.digest else ("", ""),
+        inputs=request.inputs,
+    )
+
+
+def _build_record(
+    request: Request, layer_sha256: str, documents: Mapping[str, str]
+) -> dict[str, object]:
+    return {
+        "schema": 1,
+        "inputs": request.inputs,
+        "layer_sha256": layer_sha256,
+        "documents": {**documents},
+    }
 
 
 def _sha256(path: Path) -> str:
@@ -245,9 +279,8 @@ def _checksum_line(digest: str) -> str:
 
 def _tool_digest() -> str:
     """Digest of the code that decides what is written: another engine may give another tree."""
-    return _digest_of(
-        sorted(path for part in _DECIDING for path in (_CODE / part).rglob("*.py")), _CODE
-    )
+    folders = sorted(path for part in _DECIDING for path in (_CODE / part).rglob("*.py"))
+    return _digest_of([*folders, _CODE / "catalogue.py"], _CODE)
 
 
 def _digest_of(paths: list[Path], root: Path) -> str:

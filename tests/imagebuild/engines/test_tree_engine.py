@@ -57,7 +57,8 @@ def test_a_build_for_each_arch(
     folder = product.root / "dist" / f"tiny-{arch}"
     assert document["folder"] == str(folder)
     assert sorted(path.name for path in folder.iterdir()) == [
-        "build.json", "layer.tar", "layer.tar.sha256", "manifest.json", "site",
+        "build.json", "layer.tar", "layer.tar.sha256", "manifest.json", "provenance.json",
+        "sbom.cdx.json", "site",
     ]  # fmt: skip
     site = folder / "site"
     native = (site / "vllm" / "_C.abi3.so").read_bytes()
@@ -114,6 +115,8 @@ def _touch_up(built: Path, path: str) -> None:
         lambda b: _touch_up(b, "layer.tar"),
         lambda b: _touch_up(b, "layer.tar.sha256"),
         lambda b: _touch_up(b, "manifest.json"),
+        lambda b: _touch_up(b, "sbom.cdx.json"),
+        lambda b: (b / "provenance.json").unlink(),
         lambda b: _touch_up(b, "site/vllm/greeter.py"),
         lambda b: _touch_up(b, "site/.imagebuild/manifest.json"),
         lambda b: (b / "site" / "tiny_extra.py").unlink(),
@@ -141,6 +144,7 @@ def test_a_damaged_result_is_built_again(product: Product, built: Path, damage: 
         ("image/tiny/recipe.toml", "dist-packages", "site-packages"),
         ("image/tiny/recipe.toml", 'python = "3.12"', 'python = "3.13"'),
         ("image/tiny/lock.toml", "epoch = 1", "epoch = 2"),
+        ("image/tiny/recipe.toml", '"for tests"', '"for others"'),
     ],
 )
 def test_a_changed_input_is_built_again(
