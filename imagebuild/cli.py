@@ -209,7 +209,10 @@ def _patches(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
 def _lock(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
     lock = _group(verbs, "lock", "resolved facts of every supported base")
     _verb(lock, "show", "commands.lock:show", "what is locked")
-    update = _verb(lock, "update", "commands.lock:update", "resolve anew through the index")
+    update = _verb(lock, "update", "commands.lock:update", "resolve anew where it is from")
+    update.add_argument("entry", metavar="ENTRY", nargs="*",
+                        help="wheels, image, or another name in `lock show`; one that cannot be "
+                        "reached is then an error; default: all")  # fmt: skip
     update.add_argument("--base-version", metavar="V", action="append",
                         help="a release; repeatable; default: all that are locked")  # fmt: skip
     update.add_argument("--accept", metavar="PATCH", action="append", default=[],
@@ -220,7 +223,8 @@ def _lock(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
                         help="with --deep: a patched tree; repeatable")  # fmt: skip
     update.add_argument("--dist", metavar="DIR", help="with --deep: where results are")
     _arch(update, "with --deep: whose tree; default: that of this machine")
-    _verb(lock, "check", "commands.lock:check", "compare with what the index offers now")
+    check = _verb(lock, "check", "commands.lock:check", "compare with what upstream has now")
+    check.add_argument("entry", metavar="ENTRY", nargs="*", help="as for update; default: all")
 
 
 def _group(verbs, name: str, text: str):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202

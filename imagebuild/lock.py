@@ -17,44 +17,18 @@ from imagebuild.errors import IntegrityError
 from imagebuild.patching.evaluate import Fingerprints
 from imagebuild.patching.tree import Identity
 from imagebuild.patching.versions import VersionRange, is_release_known, release
+from imagebuild.pins import (
+    DebsPin,
+    ImagePin,
+    SourcePin,
+    WheelPin,
+    read_debs,
+    read_file,
+    read_image,
+    read_source,
+)
 
 SCHEMA = 1
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-@dataclass(frozen=True)
-class WheelPin:
-    """One wheel by its hash. `size` is in bytes."""
-
-    filename: str
-    sha256: str
-    size: int
-
-
-@dataclass(frozen=True)
-class ImagePin:
-    """The base image of one release.
-
-    Attributes:
-        repository: as a FROM names it, such as "vllm/vllm-openai".
-        tag: a comment; the digest decides.
-        digest: of the index over all platforms, "sha256:...".
-        platforms: digest of each platform's own manifest.
-        state: "resolved" by us, or "cited" from a public document: the pull itself verifies it.
-        source: who says so.
-    """
-
-    repository: str
-    tag: str
-    digest: str
-    platforms: Mapping[str, str]
-    state: str
-    source: str
-
-    @property
-    def reference(self) -> str:
-        """What `FROM` takes."""
-        return f"{self.repository}:{self.tag}@{self.digest}"
 
 
 @dataclass(frozen=True)
@@ -69,8 +43,10 @@ class BaseLock:
         versions: version of each project in `wheels`.
         pins: exact versions that the wheels require, by project.
         fingerprints: by patch, then by symbol.
-        image: the image of this release; None as long as nobody has named its digest.
+        image: the image of this release; None where the recipe knows of none.
         deep: what deep probes found on a patched tree of this release; None before they ran.
+        sdist: vLLM's own sources; None where the index had none.
+        debs: packages for the image; None where the recipe names none.
     """
 
     version: str
@@ -82,6 +58,8 @@ class BaseLock:
     fingerprints: Mapping[str, Fingerprints] = field(default_factory=dict)
     image: ImagePin | None = None
     deep: DeepRecord | None = None
+    sdist: WheelPin | None = None
+    debs: DebsPin | None = None
 
     def wheel(self, project: str, platform: str) -> WheelPin:
         """The pin for a platform. Raises IntegrityError when it is not locked."""
@@ -103,11 +81,15 @@ class Lock:
         path: the file.
         bases: by version.
         requires: pins that another wheel makes, by "project==version", such as torch's NCCL.
+        images: images that stages take files from, by name.
+        sources: commits that stages compile, by name.
     """
 
     path: Path
     bases: Mapping[str, BaseLock]
     requires: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    images: Mapping[str, ImagePin] = field(default_factory=dict)
+    sources: Mapping[str, SourcePin] = field(default_factory=dict)
 
     def base(self, version: str) -> BaseLock:
         """The table of a release. Raises IntegrityError when it is not locked."""
@@ -131,7 +113,7 @@ class Lock:
         A build between releases may name a version that says nothing; the commit decides.
         """
         for base in self.bases.values():
-            if _same_commit(base.commit, identity.commit):
+            if same_commit(base.commit, identity.commit):
                 return Identity(base.version, identity.commit, identity.source)
         return identity
 
@@ -163,7 +145,7 @@ def _without_zeros(version: str) -> str:
     return re.sub(r"(\.0+)+$", "", version) if is_final else version
 
 
-def _same_commit(one: str, other: str) -> bool:
+def same_commit(one: str, other: str) -> bool:
     """Whether two possibly abbreviated commits agree; seven digits at least."""
     length = min(len(one), len(other))
     return length >= 7 and one[:length] == other[:length]
@@ -191,17 +173,19 @@ def read_lock(path: Path) -> Lock:
             str(wheel): {project: str(pin) for project, pin in pins.items()}
             for wheel, pins in content.get("requires", {}).items()
         }
+        images = {name: read_image(one) for name, one in content.get("images", {}).items()}
+        sources = {name: read_source(one) for name, one in content.get("sources", {}).items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise IntegrityError(f"{path}: the lock is malformed: {what}",
                              hint="restore it with git, or delete it and run build.py lock update "
                              "--base-version V for each release") from error  # fmt: skip
-    return Lock(path, bases, requires)
+    return Lock(path, bases, requires, images, sources)
 
 
 def _base(version: str, table: Mapping[str, Any]) -> BaseLock:
     wheels = {
-        project: {platform: _pin(pin) for platform, pin in entry["files"].items()}
+        project: {platform: read_file(pin) for platform, pin in entry["files"].items()}
         for project, entry in table["wheels"].items()
     }
     return BaseLock(
@@ -215,25 +199,8 @@ def _base(version: str, table: Mapping[str, Any]) -> BaseLock:
             patch: {symbol: str(value) for symbol, value in entries.items()}
             for patch, entries in table.get("fingerprints", {}).items()
         },
-        image=image_pin(table["image"]) if "image" in table else None,
+        image=read_image(table["image"]) if "image" in table else None,
         deep=DeepRecord.read(table["deep"]) if "deep" in table else None,
+        sdist=read_file(table["sdist"]) if "sdist" in table else None,
+        debs=read_debs(table["debs"]) if "debs" in table else None,
     )
-
-
-def image_pin(table: Mapping[str, Any]) -> ImagePin:
-    """Reads an image's table. Raises KeyError or ValueError when it is malformed."""
-    platforms = {str(platform): str(digest) for platform, digest in table["platforms"].items()}
-    for digest in (table["digest"], *platforms.values()):
-        if not _SHA256.fullmatch(str(digest).removeprefix("sha256:")):
-            raise ValueError(f"image: expected sha256:<64 hex digits>, found {digest!r}")
-    if table["state"] not in ("resolved", "cited"):
-        raise ValueError(f"image.state: expected resolved or cited, found {table['state']!r}")
-    texts = {name: str(table[name]) for name in ("repository", "tag", "digest", "state", "source")}
-    return ImagePin(platforms=platforms, **texts)
-
-
-def _pin(entry: Mapping[str, Any]) -> WheelPin:
-    digest = str(entry["sha256"])
-    if not _SHA256.fullmatch(digest):
-        raise ValueError(f"sha256: expected 64 lower-case hex digits, found {digest!r}")
-    return WheelPin(str(entry["filename"]), digest, int(entry["size"]))

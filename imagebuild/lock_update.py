@@ -14,12 +14,14 @@ from imagebuild.config import Recipe
 from imagebuild.deep.record import DeepRecord
 from imagebuild.errors import IntegrityError, ReviewError, UsageError, raise_collected
 from imagebuild.files import write_atomically
-from imagebuild.lock import SCHEMA, BaseLock, ImagePin, Lock, WheelPin, image_pin
+from imagebuild.lock import SCHEMA, BaseLock, Lock
+from imagebuild.lock_remote import as_recipe
 from imagebuild.patching.evaluate import Fingerprints, contexts_of, fingerprint_of
 from imagebuild.patching.selection import select
 from imagebuild.patching.series import Series
 from imagebuild.patching.tree import Tree
 from imagebuild.patching.versions import release
+from imagebuild.pins import ImagePin, SourcePin, WheelPin
 from imagebuild.sources.index import IndexFile
 from imagebuild.sources.wheel import open_wheel
 from imagebuild.upstream import Upstream, is_exact
@@ -69,16 +71,19 @@ def resolve(recipe: Recipe, lock: Lock, series: Series, version: str, upstream: 
     wheels, files = _wheels(recipe, fresh.pins, version, upstream)
     _require_same_files(recipe, series, files, upstream)
     version = next(iter(files["vllm"].values())).version  # 0.32 and 0.32.0 are one base
+    known = lock.bases.get(version)
     base = BaseLock(
         version=version,
         commit=fresh.tree.identity.commit,
-        epoch=_epoch(files["vllm"], lock.bases.get(version)),
+        epoch=_epoch(files["vllm"], known),
         wheels=wheels,
         versions={project: next(iter(files[project].values())).version for project in recipe.site},
         pins=fresh.pins,
         fingerprints=fingerprints(series, fresh.tree),
-        image=_image(recipe, lock.bases.get(version), version),
-        deep=_deep(lock.bases.get(version), fresh.tree.identity.commit),
+        image=known.image if known else None,
+        deep=_deep(known, fresh.tree.identity.commit),
+        sdist=_sdist(version, upstream),
+        debs=known.debs if known else None,
     )
     torch = fresh.pins.get("torch", "")
     requires = dict(lock.requires)
@@ -87,9 +92,9 @@ def resolve(recipe: Recipe, lock: Lock, series: Series, version: str, upstream: 
     bases = {**lock.bases, version: base}
     ordered = {v: bases[v] for v in sorted(bases, key=release)}
     return Update(
-        Lock(lock.path, ordered, requires),
+        as_recipe(recipe, replace(lock, bases=ordered, requires=requires)),
         tuple(_changed(lock, version, base.fingerprints)),
-        tuple(_moved(lock.bases.get(version), base)),
+        tuple(_moved(known, base)),
     )
 
 
@@ -169,48 +174,6 @@ def write(lock: Lock) -> bool:
     return True
 
 
-def check(recipe: Recipe, lock: Lock, upstream: Upstream) -> tuple[list[str], list[str]]:
-    """Compares every locked wheel with what the index offers now.
-
-    Returns:
-        Problems (a wheel is gone or has other bytes) and warnings (withdrawn, not verifiable), as
-        sentences.
-    """
-    problems, warnings = [], []
-    for base in lock.bases.values():
-        for project, pins in base.wheels.items():
-            offered = upstream.index.files(project)
-            for pin in pins.values():
-                files = [file for file in offered if file.filename == pin.filename]
-                same = [file for file in files if file.sha256 == pin.sha256]
-                if not files:
-                    problems.append(f"{pin.filename}: the index no longer offers it")
-                elif any(file.yanked is not False for file in same or files):
-                    reasons = {str(f.yanked) for f in files if f.yanked is not False}
-                    warnings.append(f"{pin.filename}: upstream withdrew it: {', '.join(reasons)}")
-                if files and not same:
-                    known = {file.sha256 for file in files if file.sha256}
-                    if known:
-                        problems.append(f"{pin.filename}: expected sha256 {pin.sha256}, "
-                                        f"found {', '.join(sorted(known))}")  # fmt: skip
-                    else:
-                        warnings.append(f"{pin.filename}: the index gives no sha256 to compare")
-    if not lock.bases:
-        problems.append(f"{lock.path}: nothing is locked")
-    elif lock.find(recipe.base_version) is None:
-        problems.append(f"{lock.path}: the recipe's base {recipe.base_version} is not locked")
-    return problems, warnings
-
-
-def newer_releases(lock: Lock, upstream: Upstream) -> list[str]:
-    """Final releases of vLLM after the newest locked one."""
-    from packaging.version import Version
-
-    newest = max((Version(v) for v in lock.bases), default=Version("0"))
-    known = (Version(v) for v in upstream.index.versions("vllm"))
-    return [str(v) for v in known if v > newest and not v.is_prerelease]
-
-
 def _platforms(recipe: Recipe) -> list[str]:
     return sorted(set(recipe.platforms.values()))
 
@@ -242,6 +205,15 @@ def _pin(file: IndexFile) -> WheelPin:
         raise IntegrityError(f"{file.filename}: the index gives no sha256 or size to lock",
                              hint="use an index that serves the JSON form")  # fmt: skip
     return WheelPin(file.filename, file.sha256, file.size)
+
+
+def _sdist(version: str, upstream: Upstream) -> WheelPin | None:
+    """The sources of a release, which stages compile parts of; None where the index has none."""
+    for file in upstream.index.files("vllm"):
+        is_sdist = file.filename.endswith(".tar.gz") and file.yanked is False
+        if is_sdist and file.version == version and file.sha256 and file.size:
+            return _pin(file)
+    return None
 
 
 def _epoch(files: Mapping[str, IndexFile], known: BaseLock | None) -> int:
@@ -295,37 +267,33 @@ def _changed(lock: Lock, version: str, found: Mapping[str, Fingerprints]) -> Ite
                 yield Changed(version, patch, symbol, known[symbol], digest)
 
 
-def _image(recipe: Recipe, known: BaseLock | None, version: str) -> ImagePin | None:
-    """What is locked already, else what the recipe cites."""
-    if known is not None and known.image is not None and known.image.state == "resolved":
-        return known.image
-    cited = recipe.image.cited.get(version)
-    try:
-        return image_pin({**cited, "state": "cited"}) if cited else None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(f"recipe {recipe.name}: image.cited.{version} is malformed: "
-                         f"{error}") from error  # fmt: skip
-
-
 def _moved(before: BaseLock | None, after: BaseLock) -> Iterable[str]:
     if before is None:
         return
-    for name in ("commit", "epoch", "versions", "pins", "wheels"):
+    for name in ("commit", "epoch", "versions", "pins", "wheels", "sdist"):
         old, new = getattr(before, name), getattr(after, name)
-        if old != new:
+        if old != new and old is not None:
             yield f"vLLM {after.version}: {name} was {old}, is {new}"
+
+
+def _tables(pins: Mapping[str, ImagePin | SourcePin]) -> dict[str, Any]:
+    return {name: pins[name].to_toml() for name in sorted(pins)}
 
 
 def _to_toml(lock: Lock) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "requires": {key: dict(pins) for key, pins in sorted(lock.requires.items())},
+        **({"images": _tables(lock.images)} if lock.images else {}),
+        **({"sources": _tables(lock.sources)} if lock.sources else {}),
         "base": {
             version: {
                 "commit": base.commit,
                 "epoch": base.epoch,
                 "pins": dict(base.pins),
-                **({"image": vars(base.image)} if base.image else {}),
+                **({"sdist": vars(base.sdist)} if base.sdist else {}),
+                **({"debs": base.debs.to_toml()} if base.debs else {}),
+                **({"image": base.image.to_toml()} if base.image else {}),
                 "wheels": {
                     project: {
                         "version": base.versions[project],

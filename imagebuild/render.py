@@ -36,7 +36,7 @@ def flashkda_of(recipe: Recipe, version: str, asked: str | None = None) -> tuple
 
 def reference(base: BaseLock) -> str:
     """The base image, by digest. Raises IntegrityError when it is not locked."""
-    if base.image is None:
+    if base.image is None or not base.image.digest:
         raise IntegrityError(
             f"lock: no image of vLLM {base.version}: its digest is unresolved",
             hint=f"build.py lock update --base-version {base.version}, or --base REF@sha256:...",

@@ -13,8 +13,9 @@ from types import TracebackType
 
 from imagebuild.config import Recipe
 from imagebuild.errors import IntegrityError, ReviewError, UsageError
-from imagebuild.lock import BaseLock, Lock, WheelPin
+from imagebuild.lock import BaseLock, Lock
 from imagebuild.patching.tree import Identity, Tree, UnionTree
+from imagebuild.pins import WheelPin
 from imagebuild.sources.cache import Cache
 from imagebuild.sources.download import Progress, fetch, no_progress
 from imagebuild.sources.http import Http

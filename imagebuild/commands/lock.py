@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from imagebuild import lock_update
+import datetime
+
+from imagebuild import lock_check, lock_entries, lock_remote, lock_update
 from imagebuild.commands import deep
 from imagebuild.commands.context import Context
 from imagebuild.errors import BrokenError, UsageError
+from imagebuild.lock_remote import Remotes
 from imagebuild.lock_update import Changed
+from imagebuild.sources.dockerauth import Logins
+from imagebuild.sources.git import Git
+from imagebuild.sources.registry import Registry
+from imagebuild.upstream import Upstream
 
 
 def show(context: Context) -> int:
     """What is locked."""
-    rows = []
+    listed = lock_entries.entries(context.recipe, context.lock)
+    rows = [(one.base or "all", one.name, one.state, one.value, one.source or "-")
+            for one in listed]  # fmt: skip
+    context.console.table("entries", ("base", "entry", "state", "locked", "says"), rows)
+    files = []
     for version, base in context.lock.bases.items():
         for project, pins in base.wheels.items():
             for platform, pin in pins.items():
                 size = f"{pin.size / 1e6:.0f} MB"
-                rows.append((version, project, platform, size, pin.sha256[:16], pin.filename))
+                files.append((version, project, platform, size, pin.sha256[:16], pin.filename))
     columns = ("base", "project", "platform", "size", "sha256", "file")
-    context.console.table(str(context.lock.path), columns, rows)
+    context.console.table(str(context.lock.path), columns, files)
     for version, base in context.lock.bases.items():
         count = sum(len(symbols) for symbols in base.fingerprints.values())
         required = ", ".join(f"{project} {pin}" for project, pin in base.pins.items())
@@ -27,6 +38,7 @@ def show(context: Context) -> int:
                                f"{count} fingerprints, {deeply}{required}")  # fmt: skip
     context.console.document({
         "path": str(context.lock.path),
+        "entries": [vars(one) for one in listed],
         "bases": {
             version: {
                 "commit": base.commit,
@@ -46,31 +58,46 @@ def show(context: Context) -> int:
 
 
 def update(context: Context) -> int:
-    """Resolves bases anew; writes the lock when every changed fingerprint was accepted."""
-    if context.arguments.deep:
+    """Resolves entries anew; writes the lock when every changed fingerprint was accepted."""
+    arguments = context.arguments
+    if arguments.deep:
         return _update_deep(context)
-    if context.arguments.tree:
+    if arguments.tree:
         raise UsageError("lock update: --tree goes with --deep")
-    wanted = context.arguments.base_version or list(context.lock.bases)
+    named = arguments.entry
+    wanted = arguments.base_version or list(context.lock.bases)
     wanted = wanted or [context.recipe.base_version]
-    accepted = context.arguments.accept
+    accepted = arguments.accept
     lock = context.lock
     lock_update.require_names(accepted, context.series)
+    lock_remote.require_words(context.recipe, named)
     lock_update.require_generated(lock.path)
     changed: list[Changed] = []
     moved: list[str] = []
     with context.upstream() as upstream:
-        for version in wanted:
+        for version in wanted if not named or lock_remote.WHEELS in named else ():
             context.console.step(f"resolve vLLM {version}")
             found = lock_update.resolve(context.recipe, lock, context.series, version, upstream)
             lock = found.lock
             changed += found.changed
             moved += found.moved
-    lock_update.require_accepted(changed, accepted)
+        lock_update.require_accepted(changed, accepted)
+        versions = [lock.base(version).version for version in wanted]
+        resolved = lock_remote.resolve(
+            context.recipe,
+            lock_remote.as_recipe(context.recipe, lock),
+            _remotes(context, upstream),
+            named,
+            versions,
+        )
+    lock = resolved.lock
+    moved += resolved.moved
     for item in changed:
         context.console.result(f"  accepted vLLM {item.version}, {item.patch}: {item.symbol}")
     for sentence in moved:
         context.console.result(f"  {sentence}")
+    for sentence in resolved.kept:
+        context.console.result(f"  ! {sentence}")
     is_new = lock_update.write(lock)
     state = "written" if is_new else "nothing changed"
     context.console.verdict(f"{lock.path}: {state}", 0)
@@ -80,16 +107,26 @@ def update(context: Context) -> int:
         "bases": wanted,
         "accepted": [vars(item) for item in changed],
         "moved": moved,
+        "kept": list(resolved.kept),
     })  # fmt: skip
     return 0
+
+
+def _remotes(context: Context, upstream: Upstream) -> Remotes:
+    """Registries and git hosts, asked as this user."""
+    logins = Logins(context.console.command)
+    registry = Registry(upstream.http, logins, context.recipe.image.registry)
+    git = Git(context.console.command, offline=context.arguments.offline)
+    today = datetime.datetime.fromtimestamp(lock_check.now(), datetime.UTC).date().isoformat()
+    return Remotes(registry, git, today)
 
 
 def _update_deep(context: Context) -> int:
     """Runs the deep probes on patched trees and records what they found."""
     arguments = context.arguments
-    if arguments.base_version or arguments.accept:
+    if arguments.base_version or arguments.accept or arguments.entry:
         raise UsageError("lock update: --deep takes its releases from the trees; leave "
-                         "--base-version and --accept out")  # fmt: skip
+                         "entries, --base-version and --accept out")  # fmt: skip
     lock_update.require_generated(context.lock.path)
     lock, runs = context.lock, []
     for given in arguments.tree or [None]:
@@ -112,24 +149,34 @@ def _update_deep(context: Context) -> int:
 
 
 def check(context: Context) -> int:
-    """Asks the index whether what is locked is still there as locked."""
+    """Asks index, registries and git hosts whether what is locked is still there as locked."""
+    console, named = context.console, context.arguments.entry
+    lock_remote.require_words(context.recipe, named)
+    lock = context.lock
+    newer: list[str] = []
     with context.upstream() as upstream:
-        problems, warnings = lock_update.check(context.recipe, context.lock, upstream)
-        newer = lock_update.newer_releases(context.lock, upstream)
-    for sentence in problems:
-        context.console.verdict(f"  x {sentence}", 3)
-    for sentence in warnings:
-        context.console.verdict(f"  ! {sentence}", 1)
+        remotes = _remotes(context, upstream)
+        found = lock_check.check(context.recipe, lock, upstream, remotes, named)
+        if not named or lock_remote.WHEELS in named:
+            newer = lock_check.newer_releases(lock, upstream)
+    marks = {"error": ("x", 3), "warning": ("!", 1), "info": ("i", 0)}
+    for level, (mark, colour) in marks.items():
+        for one in found:
+            if one.level == level:
+                console.verdict(f"  {mark} {one.entry}: {one.message}", colour)
     if newer:
-        context.console.result(f"  i newer releases, not locked: {', '.join(newer)}")
-    code = 4 if problems else (1 if warnings else 0)
+        console.result(f"  i newer releases, not locked: {', '.join(newer)}")
+    code = max((lock_check.LEVELS[one.level] for one in found), default=0)
     words = {0: "as locked", 1: "a person must look", 4: "the lock does not hold"}
-    context.console.verdict(f"{context.lock.path}: {words[code]}", code)
-    context.console.document({
-        "path": str(context.lock.path),
+    unverified = sum(lock_check.NOT_VERIFIED in one.message for one in found if one.level == "info")
+    rest = f"; not verified: {unverified} entries" if unverified else ""
+    console.verdict(f"{lock.path}: {words[code]}{rest}", code)
+    console.document({
+        "path": str(lock.path),
         "exit_code": code,
-        "problems": problems,
-        "warnings": warnings,
+        "problems": [f"{one.entry}: {one.message}" for one in found if one.level == "error"],
+        "warnings": [f"{one.entry}: {one.message}" for one in found if one.level == "warning"],
+        "findings": [vars(one) for one in found],
         "newer": newer,
     })  # fmt: skip
     return code

@@ -35,6 +35,10 @@ MAX_RETRY_AFTER = 120  # seconds; a server that asks for more gets asked again a
 BLOCK = 1 << 18  # bytes per read of a body
 
 
+class UnreachableError(EngineError):
+    """Nobody answers at an address, or not as a server should."""
+
+
 class TransferError(EngineError):
     """A body broke off or stalled; asking again may well succeed."""
 
@@ -216,7 +220,7 @@ class Http:
                 stream=True,
             )
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
-            raise self.failure(error, clean, what, EngineError) from error
+            raise self.failure(error, clean, what, UnreachableError) from error
 
     def failure(
         self, error: Exception, url: str, what: str, kind: type[EngineError]
