@@ -19,6 +19,7 @@ from typing import Any
 from imagebuild import render
 from imagebuild.config import Recipe
 from imagebuild.engines.docker import BaseImage, Call, Docker
+from imagebuild.engines.made import Made, write_documents
 from imagebuild.engines.ocitar import Archive, read_archive
 from imagebuild.errors import EngineError, UsageError
 from imagebuild.files import only_one, write_atomically
@@ -197,9 +198,44 @@ def _build(
         (request.folder / ARCHIVE).unlink(missing_ok=True)
     else:
         output.replace(request.folder / ARCHIVE)
+    write_documents(request.folder, made_of(request, built))
     write_atomically(request.folder / RECORD, record.encode())
     _remember(request.dist, built)
     return built
+
+
+def made_of(request: ImageRequest, built: BuiltImage) -> Made:
+    """The image, as its documents describe it."""
+    images = built.archive.platforms
+    digests = {
+        built.tag: built.archive.digest,
+        **{name: one.digest for name, one in images.items()},
+    }
+    labels = request.labels(built.base)
+    arguments = request.build_arguments()
+    is_compiled = request.flashkda == "build" and "flashkda-src" not in request.contexts
+    sources = {
+        name.removesuffix("_SOURCE").lower(): value
+        for name, value in arguments.items()
+        if is_compiled and name.endswith("_SOURCE")
+    }
+    return Made(
+        recipe=request.recipe,
+        base=request.base,
+        series=request.series,
+        engine="docker",
+        gpu_arches=request.gpu_arches,
+        subjects={name: digest.removeprefix("sha256:") for name, digest in digests.items()},
+        base_image=(built.base.reference, built.base.digest),
+        inputs={
+            "kernel": labels["imagebuild.kernel"],
+            "flashkda": request.flashkda,
+            "cluster": request.cluster,
+            "contexts": " ".join(sorted(request.contexts)),
+        },
+        sources=sources,
+        revision=labels.get("org.opencontainers.image.revision", ""),
+    )
 
 
 def _load(request: ImageRequest, docker: Docker, output: Path, archive: Archive) -> str:

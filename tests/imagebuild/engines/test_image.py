@@ -218,3 +218,19 @@ def test_render_says_that_nothing_changed(capsys: pytest.CaptureFixture[str]) ->
     assert main(["render"], root=ROOT) == 0
     assert "nothing changed" in capsys.readouterr().out
     assert (ROOT / "Dockerfile").read_bytes() == before
+
+
+def test_documents_stand_beside_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = request(tmp_path, flashkda="build", contexts={"cuda": "somewhere"})
+    build(FakeDocker(monkeypatch), asked)
+    statement = json.loads((asked.folder / "provenance.json").read_bytes())
+    assert [one["name"] for one in statement["subject"]] == ["x:y", "linux/amd64"]
+    known = {one["name"] for one in
+             statement["predicate"]["buildDefinition"]["resolvedDependencies"]}  # fmt: skip
+    assert {"flashkda", "cutlass", "vllm/vllm-openai:v0.31.0"} <= known
+    assert DIGEST.removeprefix("sha256:") in (asked.folder / "sbom.cdx.json").read_text()
+
+    # Sources that a context gave are not the commits of the recipe.
+    asked = request(tmp_path, flashkda="build", contexts={"flashkda-src": "somewhere"})
+    build(FakeDocker(monkeypatch), asked)
+    assert "FlashKDA" not in (asked.folder / "provenance.json").read_text()
