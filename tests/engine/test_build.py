@@ -107,6 +107,15 @@ def test_python_runs_the_patched_source(first: First) -> None:
     assert compiled == patched, said.stderr
 
 
+def test_plain_docker_build_works(first: First) -> None:
+    """Without build.py: what it would pass are the Dockerfile's own defaults, but for the base."""
+    made = first.repository
+    built = docker("build", "--quiet", "--build-arg", f"BASE={made.base}",
+                   "--build-context", f"cuda={made.cuda}", "--output", "type=cacheonly",
+                   str(made.folder))  # fmt: skip
+    assert built.returncode == 0, built.stderr
+
+
 @pytest.fixture
 def damaged(repository: Repository, tmp_path: Path) -> str:
     """A base in which one anchor of vllm_spin_wait is not what it was."""
