@@ -90,6 +90,14 @@ def source_of(recipe: Recipe, lock: Lock, name: str) -> SourcePin | None:
     return pin if pin and wanted and (pin.url, pin.commit) == (wanted.url, wanted.commit) else None
 
 
+def contexts(recipe: Recipe, lock: Lock, cluster: str, version: str) -> dict[str, str]:
+    """Named contexts that the lock gives: the image of mentat, when that `version` is locked."""
+    pin = image_of(recipe, lock, "mentat") if cluster == "mentat" else None
+    if pin is None or not pin.digest or pin.tag != version:
+        return {}
+    return {"mentat": f"docker-image://{pin.reference}"}
+
+
 def unmet(
     recipe: Recipe,
     lock: Lock,
@@ -97,6 +105,7 @@ def unmet(
     *,
     flashkda: str,
     cluster: str,
+    mentat_version: str,
     contexts: Mapping[str, str],
 ) -> list[tuple[str, str]]:
     """What an image build needs and has neither from the lock nor by a named context.
@@ -107,6 +116,7 @@ def unmet(
         base: the release to build on.
         flashkda: "base" or "build".
         cluster: "none", "ray" or "mentat".
+        mentat_version: tag that is asked for.
         contexts: named contexts that were given.
 
     Returns:
@@ -114,11 +124,10 @@ def unmet(
     """
     found = []
     if cluster == "mentat" and "mentat" not in contexts:
-        pin = image_of(recipe, lock, "mentat")
-        if pin is None or not pin.digest:
-            name = pin.name if pin else "no image that is locked"
-            found.append((f"cluster mentat: mentatd and mentatd-probe-machine come from {name}, "
-                          "whose digest is unresolved", "mentat"))  # fmt: skip
+        wanted = recipe.image.artifacts.get("mentat")
+        name = f"{wanted.repository}:{mentat_version}" if wanted else "an image"
+        found.append((f"cluster mentat: {name}, with mentatd and mentatd-probe-machine, "
+                      "is unresolved", "mentat"))  # fmt: skip
     if flashkda == "build":
         if FLASHKDA_SOURCES not in contexts:
             found += [

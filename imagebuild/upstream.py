@@ -220,6 +220,23 @@ class Upstream:
         file = self.file(project, version, platform, pin)
         return fetch(file, pin.sha256, self.cache, self.http, self.progress)
 
+    def fetch_sdist(self, project: str, pin: WheelPin) -> Path:
+        """The whole sdist, verified, from the cache or downloaded.
+
+        Raises:
+            IntegrityError: the index no longer offers it, or offers other bytes.
+            EngineError: as `fetch`.
+        """
+        path = self.cache.blob(pin.sha256)
+        if path is not None:
+            return path
+        offered = self.index.files(project)
+        file = next((one for one in offered if one.filename == pin.filename), None)
+        if file is None:
+            raise IntegrityError(f"{pin.filename}: expected it in the index, found none",
+                                 hint="build.py lock check wheels")  # fmt: skip
+        return fetch(file, pin.sha256, self.cache, self.http, self.progress)
+
 
 def is_exact(pin: str) -> bool:
     """Whether a pin is one version ("2.13.0") and not a range ("<3,>=2")."""

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
-from imagebuild import render
+from imagebuild import lock_entries, render
 from imagebuild.commands.context import Context, host_arch
 from imagebuild.engines import image as engine
 from imagebuild.engines.docker import Docker
 from imagebuild.engines.image import BuiltImage, ImageRequest
 from imagebuild.errors import UsageError
+from imagebuild.sources.sdist import extract
+
+# What of vLLM's own sources FlashKDA is compiled with.
+FLASHKDA_FILES = ("csrc/flashkda_registration.cpp", "csrc/core/registration.h")
 
 
 def request_of(context: Context) -> ImageRequest:
@@ -19,7 +27,9 @@ def request_of(context: Context) -> ImageRequest:
     asked = arguments.arch or host_arch()
     arches = tuple(recipe.platforms) if asked == "all" else (asked,)
     cluster = arguments.cluster or recipe.image.cluster
-    extra = {"MENTAT_VERSION": arguments.mentat_version} if arguments.mentat_version else {}
+    mentat = recipe.image.artifacts.get("mentat")
+    version = arguments.mentat_version or (mentat.tag if mentat else "")
+    extra = {"MENTAT_VERSION": version} if version and cluster == "mentat" else {}
     extra |= {"TOOLCHAIN": arguments.toolchain} if arguments.toolchain else {}
     return ImageRequest(
         recipe=recipe,
@@ -31,7 +41,8 @@ def request_of(context: Context) -> ImageRequest:
         dist=context.dist.absolute(),
         flashkda=render.flashkda_of(recipe, base.version, arguments.flashkda)[0],
         cluster=cluster,
-        contexts=engine.parse_contexts(arguments.build_context),
+        contexts=lock_entries.contexts(recipe, context.lock, cluster, version)
+        | engine.parse_contexts(arguments.build_context),
         arguments=extra,
         secrets=tuple(arguments.secret),
         use_cache=not arguments.no_cache,
@@ -44,7 +55,9 @@ def plan(context: Context) -> int:
     rows = list(_values(context, request))
     console = context.console
     console.table(f"plan: image of {request.recipe.name}", ("value", "is", "from"), rows)
-    for sentence in engine.missing_parts(request):
+    warnings = [sentence for sentence, _name in _unmet(context, request)]
+    warnings += engine.missing_parts(request)
+    for sentence in warnings:
         console.result(f"  ! {sentence}")
     console.document({
         "recipe": request.recipe.name,
@@ -54,7 +67,7 @@ def plan(context: Context) -> int:
         "base": request.reference,
         "tag": request.tag,
         "arguments": request.build_arguments(),
-        "warnings": list(engine.missing_parts(request)),
+        "warnings": warnings,
         "values": [dict(zip(("name", "value", "source"), row, strict=True)) for row in rows],
     })  # fmt: skip
     return 0
@@ -90,13 +103,42 @@ def run(context: Context) -> int:
     console.step(f"base {request.reference}")
     choice, why = render.flashkda_of(request.recipe, request.base.version, arguments.flashkda)
     console.step(f"FlashKDA: {choice}: {why}")
+    lock_entries.require_met(_unmet(context, request))
     docker = Docker(console.command, arguments.builder)
-    built = engine.build(request, docker, console.step, is_loaded=not arguments.no_load,
-                         is_pushed=arguments.push)  # fmt: skip
+    with _with_sources(context, request) as complete:
+        built = engine.build(complete, docker, console.step, is_loaded=not arguments.no_load,
+                             is_pushed=arguments.push)  # fmt: skip
     for sentence in engine.missing_parts(request):
         console.result(f"  ! {sentence}")
     _show(context, request, built)
     return 0
+
+
+def _unmet(context: Context, request: ImageRequest) -> list[tuple[str, str]]:
+    """What the build needs and has neither from the lock nor by a named context."""
+    return lock_entries.unmet(
+        request.recipe,
+        context.lock,
+        request.base,
+        flashkda=request.flashkda,
+        cluster=request.cluster,
+        mentat_version=request.arguments.get("MENTAT_VERSION", ""),
+        contexts=request.contexts,
+    )
+
+
+@contextlib.contextmanager
+def _with_sources(context: Context, request: ImageRequest) -> Iterator[ImageRequest]:
+    """The request with vLLM's part of FlashKDA as a context, from the sdist by its sha256."""
+    sdist, name = request.base.sdist, lock_entries.VLLM_SOURCES
+    if request.flashkda != "build" or name in request.contexts or sdist is None:
+        yield request
+        return
+    with context.upstream() as upstream:
+        path = upstream.fetch_sdist("vllm", sdist)
+    with tempfile.TemporaryDirectory(prefix="imagebuild-sdist-") as folder:
+        extract(path, FLASHKDA_FILES, Path(folder))
+        yield dataclasses.replace(request, contexts={**request.contexts, name: folder})
 
 
 def _show(context: Context, request: ImageRequest, built: BuiltImage) -> None:
