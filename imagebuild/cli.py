@@ -124,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument("--base-version", metavar="V", help="a locked vLLM release")
         one.add_argument("--dist", metavar="DIR", help="where results go; default: dist")
         _image(one)
+    _reproduce(verbs)
     images = _verb(verbs, "images", "commands.image:images", "what was built from what, by docker")
     images.add_argument("--dist", metavar="DIR", help="where results are; default: dist")
     _verb(verbs, "render", "commands.image:render_files", "write generated lines of the Dockerfile")
@@ -164,13 +165,27 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _image(parser: argparse.ArgumentParser) -> None:
+def _reproduce(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    text = "build twice and compare, or rebuild an image from its labels"
+    reproduce = _verb(verbs, "reproduce", "commands.reproduce:run", text)
+    reproduce.add_argument("image", metavar="IMAGE", nargs="?",
+                           help="a loaded image, or an OCI archive or folder")  # fmt: skip
+    reproduce.add_argument("--engine", choices=["tree", "docker"], help="default: tree")
+    reproduce.add_argument("--arch", choices=[*GPU_ARCHES, "all"],
+                           help="default: this machine's, or the image's")  # fmt: skip
+    reproduce.add_argument("--base-version", metavar="V", help="a locked vLLM release")
+    reproduce.add_argument("--dist", metavar="DIR", help="where both are built; default: dist")
+    reproduce.add_argument("--keep", action="store_true", help="keep both builds")
+    _image(reproduce, is_build=False)
+    reproduce.set_defaults(tag=None, push=False, no_load=False, no_cache=False)
+
+
+def _image(parser: argparse.ArgumentParser, *, is_build: bool = True) -> None:
     """Options of `--engine docker`; the tree engine refuses them."""
     image = parser.add_argument_group("with --engine docker")
     image.add_argument(
         "--base", metavar="IMAGE", help="NAME@sha256:... or a loaded tag to start from"
     )
-    image.add_argument("--tag", metavar="NAME:TAG", help="default: RECIPE:VLLM-ARCH")
     image.add_argument("--cluster", choices=CLUSTERS, help="default: the recipe's")
     image.add_argument("--mentat-version", metavar="V", help="that of the hosts' daemons")
     image.add_argument("--flashkda", choices=FLASHKDA, help="default: the recipe's")
@@ -181,6 +196,9 @@ def _image(parser: argparse.ArgumentParser) -> None:
                        help="what this machine cannot fetch; repeatable")  # fmt: skip
     image.add_argument("--secret", metavar="SPEC", action="append", default=[],
                        help="as buildx takes it, such as a private CA; repeatable")  # fmt: skip
+    if not is_build:
+        return
+    image.add_argument("--tag", metavar="NAME:TAG", help="default: RECIPE:VLLM-ARCH")
     image.add_argument("--push", action="store_true", help="push the tag once it is loaded")
     image.add_argument("--no-load", action="store_true", help="keep the archive, load nothing")
     image.add_argument("--no-cache", action="store_true", help="run every step again")

@@ -278,6 +278,10 @@ class Docker:
         """Loads an archive under the name in it; digests stay. Raises EngineError."""
         self._do(["load", "--quiet", "--input", str(archive)])
 
+    def save(self, image: str, archive: Path) -> None:
+        """Writes a loaded image as an archive; digests stay. Raises EngineError."""
+        self._do(["save", "--output", str(archive), image])
+
     def tag(self, image: str, name: str) -> None:
         """Gives an image one more name. Raises EngineError."""
         self._do(["image", "tag", image, name])
