@@ -8,6 +8,7 @@ from imagebuild import lock_check, lock_entries, lock_remote, lock_update
 from imagebuild.commands import deep
 from imagebuild.commands.context import Context
 from imagebuild.errors import BrokenError, UsageError
+from imagebuild.lock import read_lock
 from imagebuild.lock_remote import Remotes
 from imagebuild.lock_update import Changed
 from imagebuild.sources.dockerauth import Logins
@@ -128,7 +129,7 @@ def _update_deep(context: Context) -> int:
         raise UsageError("lock update: --deep takes its releases from the trees; leave "
                          "entries, --base-version and --accept out")  # fmt: skip
     lock_update.require_generated(context.lock.path)
-    lock, runs = context.lock, []
+    records, runs = [], []
     for given in arguments.tree or [None]:
         root = deep.tree_of(context, given)
         done = deep.run(context, root)
@@ -139,8 +140,12 @@ def _update_deep(context: Context) -> int:
             raise BrokenError(f"{root}: expected a tree that verify and every deep probe call "
                               "good, found another; nothing was written")  # fmt: skip
         version = done.report.version.partition("+")[0]
-        lock = lock_update.with_deep(lock, version, deep.record_of(done, context.series.digest))
+        records.append((version, deep.record_of(done, context.series.digest)))
         runs.append({"tree": str(root), "base": version, **done.to_json()})
+    # Read again: the probes took minutes, in which another call may have written.
+    lock = read_lock(context.lock.path)
+    for version, record in records:
+        lock = lock_update.with_deep(lock, version, record)
     is_new = lock_update.write(lock)
     state = "written" if is_new else "nothing changed"
     context.console.verdict(f"{lock.path}: {state}", 0)

@@ -10,7 +10,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -166,6 +166,23 @@ def test_recording_again_writes_nothing_and_a_new_lock_keeps_the_results(stage: 
     assert stage.product.lock_file.read_bytes() == before
     assert stage.product.run("lock", "update", "--base-version", "0.31.0").code == 0
     assert stage.product.lock_file.read_bytes() == before
+
+
+def test_what_another_call_wrote_meanwhile_stays(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.probe("greets", GREETS)
+    real = deep.run
+
+    def slow(*arguments: Any) -> list[deep.Outcome]:
+        stage.product.only_locked("0.31.0", "0.33.0")
+        return real(*arguments)
+
+    monkeypatch.setattr(deep, "run", slow)
+    assert record(stage).code == 0
+    bases = tomllib.loads(stage.product.lock_file.read_text())["base"]
+    assert list(bases) == ["0.31.0", "0.33.0"]
+    assert "deep" in bases["0.31.0"]
 
 
 def test_a_failing_probe_is_not_recorded(stage: Stage) -> None:
