@@ -321,7 +321,8 @@ def folders(one: Path, other: Path, layer: str) -> Comparison:
     """Compares two results of the tree engine.
 
     Contents, links and permission bits count; times do only inside `layer`, which is what is
-    shipped.
+    shipped. Permission bits of what lies beside the layer follow the umask, so both builds have to
+    have the same one.
 
     Args:
         one: the first result.

@@ -194,8 +194,7 @@ def call(root: Path, arguments: Sequence[str], *, is_second: bool = False) -> di
     command = [sys.executable, "-B", "-c", _CALL, str(root), *arguments, "--format", "json"]
     environment = {**os.environ, **(_ELSEWHERE if is_second else {"PYTHONHASHSEED": "1"})}
     done = subprocess.run(command, cwd=code, env=environment, stdin=subprocess.DEVNULL, text=True,
-                          stdout=subprocess.PIPE, check=False,
-                          umask=0o077 if is_second else -1)  # fmt: skip
+                          stdout=subprocess.PIPE, check=False)  # fmt: skip
     try:
         document = json.loads(done.stdout)
     except ValueError:
