@@ -154,7 +154,8 @@ def revert(root: Path) -> Result:
         tree, manifest = pristine(root)
         if manifest is None:
             if not recovered and not (root / FOLDER).exists():
-                raise UsageError(f"{root}: expected a tree that we patched, found no {MANIFEST}")
+                raise UsageError(f"{root}: expected a tree that we patched, found no {MANIFEST}",
+                                 hint="there is nothing to revert")  # fmt: skip
             transaction.tidy(root)
             return Result(None, ())
         changes = {
@@ -175,7 +176,10 @@ def refuse_unless_green(evaluation: Evaluation, identity: Identity) -> None:
     problems = [f"  - {line}" for report in evaluation.reports for line in describe(report)]
     title = f"{identity.source} (vLLM {identity.version}): nothing was written:"
     kind = ReviewError if code == 1 else BrokenError
-    raise kind("\n".join([title, *problems]), hint="build.py patches check NAME shows one patch")
+    names = [report.patch.name for report in evaluation.reports if report.exit_code]
+    release = identity.version.partition("+")[0]
+    raise kind("\n".join([title, *problems]), hint="the evidence: build.py patches check "
+               f"{' '.join(names)} --against {release}")  # fmt: skip
 
 
 def describe(report: PatchReport) -> Iterable[str]:

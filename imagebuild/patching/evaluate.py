@@ -297,7 +297,8 @@ def _judge_context(
     ]
     if locked is None:
         report.add("warning", "not-locked", "the lock holds no fingerprints for this patch",
-                   fix="build.py lock update --base-version VERSION")  # fmt: skip
+                   fix="read it, then build.py lock update --base-version "
+                       + tree.identity.version.partition("+")[0])  # fmt: skip
     for context in report.contexts if locked is not None else ():
         if context.found == context.locked:
             continue

@@ -168,7 +168,9 @@ def _load_module(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # a data module may fail in any way; the message says which
-        raise UsageError(f"{path.stem}: {path} fails to load: {error!r}") from error
+        # str() has the line; repr() repeats the source.
+        what = f"SyntaxError: {error}" if isinstance(error, SyntaxError) else repr(error)
+        raise UsageError(f"{path.stem}: {path} fails to load: {what}") from error
     finally:
         sys.dont_write_bytecode = before
     return module

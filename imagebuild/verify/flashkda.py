@@ -206,7 +206,7 @@ def _check_machine(
             "flashkda-machine",
             f"expected a library for {expected}, as {gpu_arch} needs, found one for {machine}",
             file=LIBRARY,
-            fix="use the base of the other platform, or name the right --gpu-arch",
+            fix="use the base of the other platform, or verify for the right GPU",
         )
 
 

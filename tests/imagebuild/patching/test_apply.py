@@ -313,7 +313,9 @@ class TestRefusals:
             "  - vllm_engine_ceiling: drifted: no longer true that vllm/core/engine.py has "
             "'ceiling = 12': 'ceiling = 12' in vllm/core/engine.py"
         )
-        assert error.hint == "build.py patches check NAME shows one patch"
+        assert error.hint == (
+            "the evidence: build.py patches check vllm_engine_ceiling --against 0.31.0"
+        )
 
     def test_a_partial_patch_stops_the_others(self, root: Path) -> None:
         make_site(root, {ENGINE: PATCHED})

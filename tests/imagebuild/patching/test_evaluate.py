@@ -206,7 +206,7 @@ class TestContext:
         assert outcome(report) == (
             Verdict.REVIEW, 1, True,
             [Finding("warning", "not-locked", "the lock holds no fingerprints for this patch",
-                     fix="build.py lock update --base-version VERSION")],
+                     fix="read it, then build.py lock update --base-version 0.31.0")],
         )  # fmt: skip
 
     def test_changed_missing_and_unlocked_symbols(self, tmp_path: Path) -> None:

@@ -175,8 +175,9 @@ def test_modules_that_do_not_load(folder: Folder) -> None:
         "vllm_is_missing: expected ROOT/patches/vllm_is_missing.py, found no such file",
         "vllm_it_raises: ROOT/patches/vllm_it_raises.py fails to load: KeyError('x')",
     ]
-    assert found[2].startswith(
-        "vllm_no_syntax: ROOT/patches/vllm_no_syntax.py fails to load: SyntaxError("
+    assert found[2] == (
+        "vllm_no_syntax: ROOT/patches/vllm_no_syntax.py fails to load: "
+        "SyntaxError: invalid syntax (vllm_no_syntax.py, line 1)"
     )
     assert found[3:] == [
         "vllm_no_patch: expected a constant PATCH of type Patch, found None",
