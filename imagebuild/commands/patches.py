@@ -70,7 +70,7 @@ def show(context: Context) -> int:
 
 
 def check(context: Context) -> int:
-    """Judges patches on one tree, and says for each edit what it found."""
+    """Judges patches on one tree; says what it found for each edit of those asked for by name."""
     arguments = context.arguments
     names = arguments.name or [patch.name for patch in context.series.patches]
     for name in names:
@@ -88,7 +88,7 @@ def check(context: Context) -> int:
             release = audit.audit_version(job, version)
     release = audit.only(release, names)
     text_report(context.console, [release])
-    for report in release.evaluation.reports:
+    for report in release.evaluation.reports if arguments.name else ():
         for edit in report.edits:
             place = f"{edit.path}:{edit.line}" if edit.line else edit.path
             context.console.result(f"  {report.patch.name} / {edit.label!r}: {edit.state.value}, "

@@ -175,7 +175,7 @@ def _write(request: Request, wheels: list[Path], partial: Path, step: Step) -> B
         step(f"unpack {pin.filename}")
         with WheelTree(wheel, platform=request.platform, source=pin.filename) as tree:
             tree.extract(site, request.base.epoch)
-    step(f"apply {len(request.series.patches)} patches")
+    step("apply the series")
     result = apply(site, request.series, request.gpu_arch, request.lock.fingerprints_for,
                    recipe=request.recipe.name, bytecode="remove",
                    known_as=request.lock.identify)  # fmt: skip

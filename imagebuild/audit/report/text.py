@@ -24,11 +24,17 @@ def text_report(console: Console, releases: Sequence[Release]) -> None:
             console.result(f"  pin {project}: {old or 'none'} -> {new or 'none'}")
         for report in release.evaluation.reports:
             _evidence(console, report, release.diffs.get(report.patch.name, {}))
-        size = f"{release.bytes_fetched / 1e6:.2f} MB in {release.requests} requests"
-        console.result(f"  read {size}, {release.seconds:.1f} s")
+        console.result(f"  {_cost(release)}, {release.seconds:.1f} s")
     codes = [release.evaluation.exit_code for release in releases]
     words = {0: "all well", 1: "a person must look"}
     console.verdict(words.get(max(codes, default=0), "broken"), max(codes, default=0))
+
+
+def _cost(release: Release) -> str:
+    if release.requests == 0:
+        return "nothing fetched"
+    requests = "1 request" if release.requests == 1 else f"{release.requests} requests"
+    return f"fetched {release.bytes_fetched / 1e6:.2f} MB in {requests}"
 
 
 def _evidence(console: Console, report: PatchReport, diffs: dict[str, str]) -> None:

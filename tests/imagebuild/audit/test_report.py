@@ -67,6 +67,19 @@ def test_what_is_not_green_shows_place_next_step_and_diff(text: Text) -> None:
     assert said.endswith("a person must look\n")
 
 
+@pytest.mark.parametrize(
+    "requests, said",
+    [
+        (0, "  nothing fetched, 0.4 s\n"),
+        (1, "  fetched 1.50 MB in 1 request, 0.4 s\n"),
+        (2, "  fetched 1.50 MB in 2 requests, 0.4 s\n"),
+    ],
+)
+def test_what_reading_took(text: Text, requests: int, said: str) -> None:
+    cost = {"requests": requests, "bytes_fetched": 1_500_000, "seconds": 0.4}
+    assert said in text(release(report(Verdict.OK), **cost))
+
+
 def test_a_pin_that_came_or_went_is_none(text: Text) -> None:
     one = release(report(Verdict.OK))
     one.changed_pins.update({"torch": ("2.13.0", ""), "triton": ("", "3.8.0")})

@@ -68,7 +68,9 @@ def test_check_names_each_edit_of_the_patches_asked_for(
 
 def test_check_is_as_grave_as_the_patches_asked_for(product: Product) -> None:
     product.replace(f"patches/tiny/{GREETER}.py", 'return "hello"', 'return "hullo"')
-    assert product.run("patches", "check").code == 3
+    ran = product.run("patches", "check")
+    assert ran.code == 3
+    assert " / 'words': " not in ran.out  # edits are listed for patches asked for by name
     assert product.run("patches", "check", COUNTER).code == 0
 
 
