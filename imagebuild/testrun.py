@@ -47,7 +47,7 @@ def run(arguments: Sequence[str], root: Path = ROOT) -> int:
 
 
 def exit_code(pytest_code: int) -> int:
-    """Maps pytest's exit code to the table of docs/design.md."""
+    """Maps pytest's exit code to the table of the README."""
     # 4: wrong usage, 5: the arguments chose no test.
     return {0: 0, 2: 130, 4: 2, 5: 2}.get(pytest_code, FAILED)
 
