@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.config import load_recipe, recipes
+from imagebuild.config import DefaultRegistry, ImageName, load_recipe, recipes
 from imagebuild.errors import UsageError
 from tests.support.product import NAME, PATCHES, RECIPE, REPOSITORY, write_repository
 
@@ -99,3 +99,79 @@ def test_an_arch_that_the_recipe_does_not_serve(root: Path) -> None:
     assert recipe.platform("sm_120") == "linux/amd64"
     with pytest.raises(UsageError, match="expected one that recipe tiny serves, found 'sm_121'"):
         recipe.platform("sm_121")
+
+
+IMAGE = """
+[image]
+cluster = "ray"
+debs = ["ripgrep", "libstdc++6"]
+[image.registry]
+host = "hub.example"
+url = "https://hub.example"
+login = "hub.example"
+[image.base]
+repository = "team/vllm"
+tag = "v{version}"
+[image.artifacts.mentat]
+repository = "team/mentat"
+tag = "0.17.1"
+[image.sources.flashkda]
+url = "https://git.example/a.git"
+commit = "0123456789012345678901234567890123456789"
+ref = "main"
+"""
+
+
+def with_image(root: Path, text: str) -> Path:
+    path = root / "image" / NAME / "recipe.toml"
+    path.write_text(RECIPE + text)
+    return path
+
+
+def test_what_is_decided_of_an_image(root: Path) -> None:
+    with_image(root, IMAGE)
+    image = load_recipe(NAME, root).image
+    assert (image.flashkda, image.cluster, image.debs) == (
+        "auto", "ray", ("ripgrep", "libstdc++6"))  # fmt: skip
+    assert image.registry == DefaultRegistry("hub.example", "https://hub.example", "hub.example")
+    assert image.base == ImageName("team/vllm", "v{version}")
+    assert image.artifacts == {"mentat": ImageName("team/mentat", "0.17.1")}
+    source = image.sources["flashkda"]
+    assert (source.url, source.source, source.ref) == ("https://git.example/a.git", "", "main")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('cluster = "ray"', 'cluster = "slurm"', "image.cluster: expected none or ray or mentat"),
+        ('cluster = "ray"', "colour = 3", "image: unknown key 'colour'"),
+        ('["ripgrep", "libstdc++6"]', '"ripgrep"', "image.debs: expected names of packages"),
+        ('["ripgrep", "libstdc++6"]', '["-y"]', "image.debs: expected names of packages"),
+        ('host = "hub.example"\n', "", "expected the key image.registry.host, found none"),
+        ('url = "https://hub.example"', 'url = "hub.example"', "image.registry.url: expected http"),
+        ("[image.registry]\n", "registry = {}\n[image.other]\n", "image: unknown key 'other'"),
+        ('tag = "v{version}"', 'tag = ""', "image.base: expected a repository and a tag"),
+        ('tag = "v{version}"', 'tag = "a@b"', "image.base: expected a repository and a tag"),
+        ('tag = "0.17.1"', "tag = 0.17", "image.artifacts.mentat.tag: expected str, found 0.17"),
+        ('tag = "0.17.1"', 'tag = "1"\nhost = "x"', "image.artifacts.mentat: unknown key 'host'"),
+        ("0123456789012", "x", "image.sources.flashkda.commit: expected 40 hex digits"),
+        ('"https://git.example/a.git"', '"--upload-pack=x"', "expected url = https://..."),
+        ('"https://git.example/a.git"', '"ext::sh -c x"', "expected url = https://..."),
+        ('ref = "main"', 'ref = "--exec=x"', "expected url = https://... and a ref"),
+        ('url = "https://git.example/a.git"\n', "", "expected the key image.sources.flashkda.url"),
+        ("[image.sources.flashkda]", "[image.cited]\na = 3\n[image.sources.flashkda]",
+         "image.cited: expected tables by name"),
+    ],
+)  # fmt: skip
+def test_a_malformed_image_is_one_sentence(root: Path, old: str, new: str, said: str) -> None:
+    assert old in IMAGE
+    with_image(root, IMAGE.replace(old, new))
+    with pytest.raises(UsageError) as caught:
+        load_recipe(NAME, root)
+    assert said in str(caught.value)
+
+
+def test_an_empty_registry_is_malformed(root: Path) -> None:
+    with_image(root, "[image]\nregistry = {}\n")
+    with pytest.raises(UsageError, match=r"expected the key image\.registry\.host"):
+        load_recipe(NAME, root)

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from imagebuild.errors import IntegrityError
-from imagebuild.lock import BaseLock, Lock, WheelPin, read_lock
+from imagebuild.lock import BaseLock, Lock, read_lock
 from imagebuild.patching.tree import Identity
+from imagebuild.pins import DebsPin, ImagePin, SourcePin, WheelPin
 
-DIGEST = "ab" * 32
+DIGEST, OTHER, COMMIT = "ab" * 32, "cd" * 32, "12" * 20
 TEXT = f"""\
 schema = 1
 [requires."torch==2.13.0"]
@@ -29,6 +30,29 @@ sha256 = "{DIGEST}"
 size = 3
 [base."0.31.0".fingerprints.vllm_a_b]
 "vllm/a.py::f" = "t1:00"
+[base."0.31.0".sdist]
+filename = "a.tar.gz"
+sha256 = "{OTHER}"
+size = 4
+[base."0.31.0".debs]
+packages = ["ripgrep"]
+state = "unresolved"
+[base."0.31.0".image]
+repository = "team/vllm"
+tag = "v0.31.0"
+digest = "sha256:{OTHER}"
+state = "cited"
+source = "a document"
+platforms = {{"linux/amd64" = "sha256:{OTHER}"}}
+[images.mentat]
+repository = "team/mentat"
+tag = "0.17.1"
+state = "unresolved"
+[sources.flashkda]
+url = "https://git.example/a.git"
+commit = "{COMMIT}"
+state = "resolved"
+seen = "2026-11-29"
 """
 
 
@@ -55,6 +79,27 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert base.wheel("vllm", "linux/amd64") == WheelPin("a.whl", DIGEST, 3)
     assert base.fingerprints == {"vllm_a_b": {"vllm/a.py::f": "t1:00"}}
     assert lock.requires == {"torch==2.13.0": {"triton": "3.7.1"}}
+    assert base.sdist == WheelPin("a.tar.gz", OTHER, 4)
+    assert base.debs == DebsPin(("ripgrep",))
+    assert base.image is not None
+    assert base.image.reference == f"team/vllm:v0.31.0@sha256:{OTHER}"
+    assert base.image.platforms == {"linux/amd64": f"sha256:{OTHER}"}
+    assert lock.images == {"mentat": ImagePin("team/mentat", "0.17.1")}
+    assert lock.images["mentat"].reference == "team/mentat:0.17.1"
+    assert lock.sources == {
+        "flashkda": SourcePin("https://git.example/a.git", COMMIT, "resolved", seen="2026-11-29")
+    }
+
+
+def test_packages_may_be_resolved(tmp_path: Path) -> None:
+    files = f'state = "resolved"\nfiles = {{"linux/amd64" = {{"a.deb" = "{DIGEST}"}}}}'
+    text = TEXT.replace('packages = ["ripgrep"]\nstate = "unresolved"',
+                        f'packages = ["ripgrep"]\n{files}')  # fmt: skip
+    debs = read_lock(write(tmp_path, text)).base("0.31.0").debs
+    assert debs == DebsPin(("ripgrep",), "resolved", {"linux/amd64": {"a.deb": DIGEST}})
+    spoilt = text.replace(f'"a.deb" = "{DIGEST}"', '"a.deb" = "00"')
+    with pytest.raises(IntegrityError, match="debs: expected 64 lower-case hex digits"):
+        read_lock(write(tmp_path, spoilt))
 
 
 def test_an_absent_lock_is_empty(tmp_path: Path) -> None:
@@ -79,6 +124,16 @@ def test_an_absent_lock_is_empty(tmp_path: Path) -> None:
         ("size = 3\n", "", "no 'size'"),
         ('[base."0.31.0".wheels.vllm]\nversion = "0.31.0"\n', "", "no 'version'"),
         ('"vllm/a.py::f" = "t1:00"', "", ""),
+        ('state = "cited"', 'state = "guessed"', "image.state: expected resolved or cited or"),
+        ('state = "cited"\n', "", "no 'state'"),
+        ('state = "cited"', 'state = "unresolved"', "expected no digest, since its state is unre"),
+        (f'digest = "sha256:{OTHER}"\n', "", "expected a digest, since its state is cited"),
+        (f'digest = "sha256:{OTHER}"', 'digest = "sha256:00"', "expected sha256:<64 hex digits>"),
+        (f'amd64" = "sha256:{OTHER}"', 'amd64" = "x"', "expected sha256:<64 hex digits>"),
+        ('tag = "0.17.1"\n', "", "no 'tag'"),
+        (COMMIT, COMMIT[:7], "commit: expected 40 hex digits"),
+        ('url = "https://git.example/a.git"\n', "", "no 'url'"),
+        (OTHER + '"\nsize = 4', OTHER + '"\nsize = "x"', "invalid literal"),
     ],
 )
 def test_a_malformed_lock_is_an_integrity_error(

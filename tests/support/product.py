@@ -25,6 +25,7 @@ from tests.support.index_server import IndexServer
 from tests.support.verify_site import flashkda_library
 from tests.support.wheels import build_wheel
 
+NOW = 1_795_910_400  # 2026-11-29
 REPOSITORY = Path(__file__).resolve().parents[2]
 NAME = "tiny"
 VERSIONS = ("0.31.0", "0.32.0", "0.33.0")
@@ -234,6 +235,7 @@ class Product:
         extra: more environment variables.
         asks_pip: `run` reads the settings from pip, which takes half a second; other processes
             always do.
+        now: seconds since 1970 by which `run` judges ages.
     """
 
     def __init__(self, folder: Path, server: IndexServer) -> None:
@@ -245,6 +247,7 @@ class Product:
         self.index_url = server.url
         self.extra: dict[str, str] = {}
         self.asks_pip = False
+        self.now = NOW
 
     @property
     def lock_file(self) -> Path:
@@ -279,6 +282,7 @@ class Product:
                 contextlib.redirect_stdout(out),
                 contextlib.redirect_stderr(err),
                 contextlib.nullcontext() if self.asks_pip else self._pip(),
+                mock.patch("imagebuild.lock_check.now", lambda: self.now),
             ):
                 code = main(arguments, root=self.root)
         finally:
