@@ -121,7 +121,8 @@ def _parser() -> argparse.ArgumentParser:
             choices=["tree", "docker"],
             help="tree (default): packages and a layer; docker: an image",
         )
-        one.add_argument("--base-version", metavar="V", help="a locked vLLM release")
+        one.add_argument("--base-version", type=_release, metavar="V",
+                         help="a locked vLLM release")  # fmt: skip
         one.add_argument("--dist", metavar="DIR", help="where results go; default: dist")
         _image(one)
     _reproduce(verbs)
@@ -173,7 +174,8 @@ def _reproduce(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
     reproduce.add_argument("--engine", choices=["tree", "docker"], help="default: tree")
     reproduce.add_argument("--arch", choices=[*GPU_ARCHES, "all"],
                            help="default: this machine's, or the image's")  # fmt: skip
-    reproduce.add_argument("--base-version", metavar="V", help="a locked vLLM release")
+    reproduce.add_argument("--base-version", type=_release, metavar="V",
+                           help="a locked vLLM release")  # fmt: skip
     reproduce.add_argument("--dist", metavar="DIR", help="where both are built; default: dist")
     reproduce.add_argument("--keep", action="store_true", help="keep both builds")
     _image(reproduce, is_build=False)
@@ -231,7 +233,7 @@ def _lock(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
     update.add_argument("entry", metavar="ENTRY", nargs="*",
                         help="wheels, image, or another name in `lock show`; one that cannot be "
                         "reached is then an error; default: all")  # fmt: skip
-    update.add_argument("--base-version", metavar="V", action="append",
+    update.add_argument("--base-version", type=_release, metavar="V", action="append",
                         help="a release; repeatable; default: all that are locked")  # fmt: skip
     update.add_argument("--accept", metavar="PATCH", action="append", default=[],
                         help="take changed scopes of a patch, or of 'all'; repeatable")  # fmt: skip
@@ -268,6 +270,11 @@ def _verb(  # type: ignore[no-untyped-def]
     parser.add_argument("-v", "--verbose", action="store_true", help="show causes of errors")
     parser.set_defaults(run=run)
     return parser
+
+
+def _release(text: str) -> str:
+    """A release as tags of images and of the repository name it: v0.31.0 is 0.31.0."""
+    return text.removeprefix("v")
 
 
 def _arch(parser: argparse.ArgumentParser, text: str = "default: that of this machine") -> None:

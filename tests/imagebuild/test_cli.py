@@ -477,7 +477,7 @@ def test_plan_shows_each_value_with_its_source(product: Product) -> None:
     assert TAGS["linux/arm64"] in values["vllm", "lock.toml"]
     assert ran.json["up_to_date"] is False
     assert product.run("build", "--arch", "sm_121", "--base-version", "0.32").code == 0
-    ran = product.run("plan", "--arch", "sm_121", "--base-version", "0.32.0")
+    ran = product.run("plan", "--arch", "sm_121", "--base-version", "v0.32.0")
     assert "nothing to do: it is up to date" in ran.out
 
 
