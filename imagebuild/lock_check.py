@@ -252,7 +252,7 @@ def _better(pin: ImagePin, lock: Lock, base: BaseLock | None) -> str:
 
 
 def _state(pin: ImagePin | SourcePin) -> str:
-    return f"cited from {pin.source}" if pin.state == "cited" and pin.source else pin.state
+    return f"cited ({pin.source})" if pin.state == "cited" and pin.source else pin.state
 
 
 def _ref(name: str, pin: SourcePin, ref: str, remotes: Remotes) -> Iterator[Finding]:

@@ -95,7 +95,7 @@ def test_config_and_layers_of_each_platform(
             assert f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}" == layer.digest
 
 
-def test_the_lock_s_entry_for_it(pushed: Reference, reader: Registry) -> None:
+def test_the_lock_s_entry_for_it(pushed: Reference, reader: Registry, tmp_path: Path) -> None:
     pin = ImagePin(f"{pushed.host}/{pushed.repository}", pushed.tag)
     remotes = Remotes(reader, Git(lambda _command: None, offline=True), "2026-11-29")
     found = resolve_image(pin, PLATFORMS, remotes)
@@ -103,7 +103,14 @@ def test_the_lock_s_entry_for_it(pushed: Reference, reader: Registry) -> None:
     inspected = docker("buildx", "imagetools", "inspect", found.reference)
     assert inspected.returncode == 0, inspected.stderr
     assert found.digest in inspected.stdout
-    # The engine takes the same reference, by digest.
+    # The engine takes the same reference, by digest, and a build takes it as a named context.
+    stage = tmp_path / "stage"
+    stage.mkdir()
+    (stage / "Dockerfile").write_text("FROM scratch AS part\nFROM scratch\nCOPY --from=part / /\n")
+    taken = docker("buildx", "build", "--build-context", f"part=docker-image://{found.reference}",
+                   "--output", f"type=local,dest={tmp_path / 'out'}", str(stage))  # fmt: skip
+    assert taken.returncode == 0, taken.stderr
+    assert (tmp_path / "out" / "large").stat().st_size == 256 * 8192
     assert docker("pull", "--quiet", "--platform", "linux/arm64", found.reference).returncode == 0
 
 

@@ -326,7 +326,7 @@ def test_a_cited_digest_that_the_registry_agrees_with(cited: Remote) -> None:
     code, found = findings(cited, "image", "mentat")
     assert code == 0
     assert found["info"] == [
-        f"vLLM 0.31.0, image: cited from {DOCUMENT}, as the registry has it, 54 days old; "
+        f"vLLM 0.31.0, image: cited ({DOCUMENT}), as the registry has it, 54 days old; "
         "build.py lock update image records that",
         *(f"vLLM {version}, image: unresolved; team/vllm:v{version} is {cited.digests[version]}"
           for version in VERSIONS[1:]),
@@ -340,7 +340,7 @@ def test_without_the_hosts_it_is_said_what_is_not_verified(cited: Remote) -> Non
     code, found = findings(cited)
     assert (code, found["error"], found["warning"]) == (0, [], [])
     assert found["info"][0].startswith(
-        f"vLLM 0.31.0, image: cited from {DOCUMENT}, not verified: 127.0.0.1:9: expected the "
+        f"vLLM 0.31.0, image: cited ({DOCUMENT}), not verified: 127.0.0.1:9: expected the "
         "manifest of team/vllm:v0.31.0, found that it is unreachable"
     )
     assert found["info"][-1].startswith("flashkda: resolved, not verified: ")
