@@ -64,6 +64,7 @@ def _environment(home: Path) -> dict[str, str]:
     cache = subprocess.run(pip, capture_output=True, text=True, check=False).stdout.strip()
     if cache:
         environment.setdefault("PIP_CACHE_DIR", cache)
+        environment.setdefault("UV_CACHE_DIR", str(Path(cache).with_name("uv")))
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "pip" / "pip.conf"
     for path in (config, Path.home() / ".pip" / "pip.conf"):
         if path.is_file():
