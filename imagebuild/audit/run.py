@@ -207,9 +207,11 @@ def _scope_lines(tree: Tree, symbol: Symbol) -> list[str]:
     try:
         text = source.decode(tree.read(symbol.path)).text
         spans = source.scope_spans(text, symbol.path, symbol.scope)
+        standing = source.standing(text, symbol.path, symbol.scope)
     except (FileNotFoundError, source.TextError, source.ScopeMissingError):
         return []
-    return "".join(text[span.start : span.stop] for span in spans).split("\n")
+    lines = "".join(text[span.start : span.stop] for span in spans).split("\n")
+    return [*lines, *(" ".join(clause) for clause in standing)]
 
 
 def order(releases: list[Release]) -> list[Release]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from imagebuild.patching import lexer
+from imagebuild.patching.standing import Clause, cpp_standing, python_standing
 
 Language = Literal["python", "cpp", "other"]
 _CPP_SUFFIXES = (".cuh", ".cu", ".h", ".hpp", ".cpp", ".cc", ".c", ".inl")
@@ -138,15 +139,21 @@ def scopes(text: str, kind: Language) -> dict[str, tuple[Span, ...]]:
     return {name: tuple(spans) for name, spans in found.items()}
 
 
-def _python_scopes(text: str, found: dict[str, list[Span]]) -> None:
+@functools.lru_cache(maxsize=64)
+def _module(text: str) -> ast.Module:
+    """The syntax tree of a source without byte order mark. Raises TextError."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # upstream's own, such as invalid escapes
-            module = ast.parse(text.removeprefix("\ufeff"))
+            return ast.parse(text)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         where = f" (line {line}: {getattr(error, 'msg', error)})" if line else ""
         raise TextError(f"does not parse as Python{where}") from error
+
+
+def _python_scopes(text: str, found: dict[str, list[Span]]) -> None:
+    module = _module(text.removeprefix("\ufeff"))
     starts = _line_starts(text)
 
     def walk(node: ast.AST, prefix: str) -> None:
@@ -219,7 +226,7 @@ def _cpp_block(declaration: list[tuple[str, int]]) -> tuple[str, str]:
 
 
 def fingerprint(text: str, path: str, scope: str) -> str:
-    """Digest of a scope's tokens (see `imagebuild.patching.lexer`).
+    """Digest of a scope's tokens (see `imagebuild.patching.lexer`) and of what it stands on.
 
     Raises:
         ScopeMissingError, TextError: as `scope_spans`.
@@ -228,7 +235,21 @@ def fingerprint(text: str, path: str, scope: str) -> str:
     kind = language(path)
 
     lex = {"python": lexer.python_tokens, "cpp": lexer.cpp_tokens, "other": _plain_tokens}[kind]
-    return lexer.fingerprint(itertools.chain.from_iterable(lex(part) for part in parts))
+    tokens = [lex(part) for part in parts]
+    return lexer.fingerprint(itertools.chain.from_iterable([*tokens, *standing(text, path, scope)]))
+
+
+def standing(text: str, path: str, scope: str) -> list[Clause]:
+    """What decides outside of a scope's own text what it does; nothing for a whole file.
+
+    Raises:
+        ScopeMissingError, TextError: as `scope_spans`.
+    """
+    spans, kind = scope_spans(text, path, scope), language(path)
+    if scope and kind == "python":
+        plain = text.removeprefix("\ufeff")
+        return list(python_standing(plain, _module(plain), scope))
+    return list(cpp_standing(text, [span.start for span in spans])) if scope else []
 
 
 def _plain_tokens(text: str) -> Iterator[str]:

@@ -286,6 +286,10 @@ _BOUNDED = Edit(
 )
 # The union whose size the probes compute, and where the launch's template arguments go.
 _STRUCTS = (Symbol(_KERNEL, "SharedStorageQKVO"), Symbol(_KERNEL, "KernelTraits"))
+# Who asks the gate.
+_PLAN = Symbol(
+    "flashinfer/mla/_batch_mla/_backends/fa2_backend.py", "_BatchMLAPagedAttentionFa2Backend.plan"
+)
 
 PATCH = Patch(
     name="flashinfer_mla_fp8_sm12x",
@@ -293,11 +297,11 @@ PATCH = Patch(
     upstream="",
     origin="gate and tile: idea of MiaAI-Lab (MIT); the text and the Python copies are ours",
     variants=(
-        Variant(versions=">=0.31,<0.33", edits=(_ADMITTED, _TILE), relies_on=_STRUCTS),
+        Variant(versions=">=0.31,<0.33", edits=(_ADMITTED, _TILE), relies_on=(*_STRUCTS, _PLAN)),
         Variant(
             versions=">=0.33,<0.34",
             edits=(_ADMITTED, _TILE, _MIRRORED, _BOUNDED),
-            relies_on=(*_STRUCTS, Symbol(_FA, "_get_fa_shared_memory_limits")),
+            relies_on=(*_STRUCTS, _PLAN, Symbol(_FA, "_get_fa_shared_memory_limits")),
         ),
     ),
     reason=Probe(

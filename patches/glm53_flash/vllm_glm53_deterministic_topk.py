@@ -293,6 +293,7 @@ _SHARED = (
     Symbol(_LOGITS, "fp8_fp4_mqa_logits"),
     Symbol(_TOPK, "get_indexer_topk"),
     Symbol(_TOPK, "SparseIndexerTopk.forward"),
+    Symbol(_PATH, "SparseAttnIndexerKpool.forward_cuda"),
 )
 
 PATCH = Patch(

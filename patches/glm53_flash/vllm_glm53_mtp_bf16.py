@@ -152,6 +152,7 @@ PATCH = Patch(
                 Symbol(_QUANT, f"{_BASE}.get_quant_method"),
                 Symbol(_QUANT, "ModelOptMixedPrecisionConfig.get_quant_method"),
                 Symbol(_MODEL, f"{_BLOCK}.__init__"),
+                Symbol(_PATH, "Glm5NextMultiTokenPredictor.__init__"),
             ),
         ),
     ),

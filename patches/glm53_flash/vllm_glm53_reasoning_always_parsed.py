@@ -22,12 +22,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from imagebuild.patching.interpret import Interpreter, Opaque
-from imagebuild.patching.patch import Answer, Edit, Patch, Probe, Symbol, Variant
-from imagebuild.patching.structure import NotThere, function, parse
+from imagebuild.patching.patch import Answer, Edit, Outcome, Patch, Probe, Symbol, Variant
+from imagebuild.patching.structure import NotThere, calls, dotted, function, imports, parse
 from imagebuild.patching.tree import Tree
 
 _PATH = "vllm/parser/glm47_moe.py"
-_SCOPE = "Glm47MoeParser.__init__"
+_CLASS = "Glm47MoeParser"
+_SCOPE = f"{_CLASS}.__init__"
+_ADAPTERS = "vllm/parser/engine/registered_adapters.py"
 # A stand-in with all that upstream looks for, and with the switch, as our template has it.
 _TEMPLATE = (
     "[gMASK]<sop><|system|>Reasoning Effort: {{ 'Low' if enable_thinking is false else 'Max' }}"
@@ -73,6 +75,20 @@ def _splits_all(tree: Tree) -> Answer:
     return Answer.of(not lost, f"reasoning is not split for: {'; '.join(lost) or 'no switch'}")
 
 
+def _serves(tree: Tree) -> Answer:
+    splits = _splits_all(tree)
+    if splits.outcome is not Outcome.HOLDS:
+        return splits
+    adapters = parse(tree, _ADAPTERS)
+    made = [dotted(item) for call in calls(adapters, "make_adapters") for item in call.args]
+    origin = imports(adapters).get(_CLASS, "nowhere")
+    ours = f"{_PATH.removesuffix('.py').replace('/', '.')}.{_CLASS}"
+    return Answer.of(
+        _CLASS in made and origin == ours,
+        f"{splits.evidence}; adapters made of it: {_CLASS in made}, of {origin}",
+    )
+
+
 _EDIT = Edit(
     label="always enabled",
     path=_PATH,
@@ -104,14 +120,14 @@ PATCH = Patch(
         Variant(
             versions=">=0.31,<0.32",
             edits=(_EDIT,),
-            relies_on=(Symbol(_PATH, "Glm47MoeParser.extract_reasoning"),),
+            relies_on=(Symbol(_PATH, _CLASS),),
         ),
         # 0.32 neutralises the switch for templates without one; ours is not among them.
         Variant(
             versions=">=0.32,<0.34",
             edits=(_EDIT,),
             relies_on=(
-                Symbol(_PATH, "Glm47MoeParser.extract_reasoning"),
+                Symbol(_PATH, _CLASS),
                 Symbol(_PATH, "_glm53_always_thinks"),
             ),
         ),
@@ -121,6 +137,10 @@ PATCH = Patch(
         check=_loses_some,
         paths=(_PATH,),
     ),
-    effect=_ALWAYS,
+    effect=Probe(
+        claim="reasoning is split whatever a request says, by the parser that requests get",
+        check=_serves,
+        paths=(_PATH, _ADAPTERS),
+    ),
     absorbed=_ALWAYS,
 )

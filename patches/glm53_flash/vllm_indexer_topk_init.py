@@ -155,7 +155,10 @@ PATCH = Patch(
                 _edit("prefill buffer", " " * 16),
                 _edit("decode buffer", " " * 12),
             ),
-            relies_on=(Symbol(_KPOOL, _EXPAND),),
+            relies_on=(
+                Symbol(_KPOOL, _EXPAND),
+                Symbol(_PATH, "SparseAttnIndexerKpool.forward_cuda"),
+            ),
         ),
     ),
     reason=Probe(

@@ -278,6 +278,9 @@ PATCH = Patch(
                 ),
                 Symbol(_PLUGINS, "load_plugins_by_group"),
                 Symbol("vllm/v1/executor/ray_env_utils.py", "get_driver_env_vars"),
+                # Who asks for the backend, and who for its KV type.
+                Symbol("vllm/v1/attention/selector.py", "_cached_get_attn_backend"),
+                Symbol(_MLA, "MLAAttention.__init__"),
             ),
         ),
     ),

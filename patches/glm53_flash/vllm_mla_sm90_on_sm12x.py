@@ -21,12 +21,15 @@ Cost: one import of a module of ours a process. Inert unless GLM_MLA_ROUTE=sm90:
 
 from __future__ import annotations
 
+import ast
 from types import SimpleNamespace
 
 from imagebuild.patching.interpret import Interpreter, Opaque
 from imagebuild.patching.patch import Answer, Edit, NewFile, Patch, Probe, Symbol, Variant
 from imagebuild.patching.structure import (
     NotThere,
+    assigned,
+    definition,
     function,
     keyword,
     only_call,
@@ -41,9 +44,12 @@ _GATE = "FlashInferMLASparseSM90Backend.supports_compute_capability"
 _STATE = "_SM90State.__init__"
 _SM120 = "vllm/v1/attention/backends/mla/flashinfer_mla_sparse_sm120.py"
 _MLA = "vllm/model_executor/layers/attention/mla_attention.py"
+_REGISTRY = "vllm/v1/attention/backends/registry.py"
 _ROUTE = "glm_mla_route.py"
 _ASK = "glm_mla_route.active_route"
 _PREFIX = "AttentionBackendEnum."
+_SM90_NAME = "FLASHINFER_MLA_SPARSE_SM90"
+_CLASS_OF_SM90 = f"{_SM90.removesuffix('.py').replace('/', '.')}.{_GATE.partition('.')[0]}"
 
 
 def _capability(major: int) -> SimpleNamespace:
@@ -91,6 +97,14 @@ def _kernels(tree: Tree, major: int) -> str:
     return value
 
 
+def _registered(tree: Tree) -> str:
+    """The class that stands for the SM90 backend in the registry."""
+    values = assigned(definition(tree, _REGISTRY, "AttentionBackendEnum"), _SM90_NAME)
+    if len(values) != 1 or not isinstance(values[0], ast.Constant):
+        raise NotThere(f"{_REGISTRY} does not name the class of {_SM90_NAME}")
+    return str(values[0].value)
+
+
 def _not_offered(tree: Tree) -> Answer:
     offered = _offered(tree, 12, "sm90")
     return Answer.of(
@@ -107,16 +121,18 @@ def _serves_route(tree: Tree) -> Answer:
         not _admitted(tree, 10, "sm90"),
         _kernels(tree, 9) == "fa3",
     ]
+    registered = _registered(tree)
     served = [
         "FLASHINFER_MLA_SPARSE_SM90" in asked,
         "FLASHINFER_MLA_SPARSE_SM120" not in asked,
         _admitted(tree, 12, "sm90"),
         _kernels(tree, 12) == "fa2",
+        registered == _CLASS_OF_SM90,
     ]
     return Answer.of(
         all(served) and all(stock),
         f"route sm90 on capability 12 offers {asked}, admitted {_admitted(tree, 12, 'sm90')}, "
-        f"kernels {_kernels(tree, 12)}; stock kept without it: {all(stock)}",
+        f"kernels {_kernels(tree, 12)}, class {registered}; stock kept without it: {all(stock)}",
     )
 
 
@@ -221,7 +237,7 @@ PATCH = Patch(
     effect=Probe(
         claim="GLM_MLA_ROUTE=sm90 serves capability 12 by SM90 and FA2, all else stays stock",
         check=_serves_route,
-        paths=(_CUDA, _SM90),
+        paths=(_CUDA, _SM90, _REGISTRY),
     ),
     absorbed=Probe(
         claim="upstream serves capability 12 by the SM90 backend without our route",

@@ -25,7 +25,16 @@ from imagebuild.patching.tree import Tree
 
 _PATH = "vllm/platforms/cuda.py"
 _SCOPE = "CudaPlatformBase.is_arch_support_pdl"
-_STATES = "vllm/model_executor/layers/mamba/ops/scatter_states.py"
+_OPS = "vllm/model_executor/layers/mamba/ops/"
+# Those on the path of this model that ask; one that decided by itself would go on using PDL.
+_CALLERS = (
+    Symbol(f"{_OPS}scatter_states.py", "scatter_states"),
+    Symbol(f"{_OPS}gather_initial_states.py", "gather_initial_states"),
+    Symbol(f"{_OPS}causal_conv1d.py", "causal_conv1d_fn"),
+    Symbol(f"{_OPS}causal_conv1d.py", "causal_conv1d_update"),
+    # Reads the answer from a constant of its module, as the other kernels there do.
+    Symbol("vllm/model_executor/kernels/mhc/tilelang_kernels.py", "mhc_pre_big_fuse_tilelang"),
+)
 
 
 def _uses_pdl(tree: Tree, major: int) -> bool:
@@ -83,13 +92,13 @@ PATCH = Patch(
         Variant(
             versions=">=0.31,<0.33",
             edits=(_EDIT,),
-            relies_on=(Symbol(_STATES, "scatter_states"),),
+            relies_on=_CALLERS,
         ),
         # 0.33 memoises the method (@cache under @classmethod); the edit is inside either way.
         Variant(
             versions=">=0.33,<0.34",
             edits=(_EDIT,),
-            relies_on=(Symbol(_STATES, "scatter_states"),),
+            relies_on=_CALLERS,
         ),
     ),
     reason=Probe(claim="upstream uses PDL on capability 12", check=_on_12, paths=(_PATH,)),

@@ -23,7 +23,14 @@ from typing import Any
 
 from imagebuild.patching.interpret import Interpreter, Opaque, Raised
 from imagebuild.patching.patch import Answer, Edit, Patch, Probe, Symbol, Variant
-from imagebuild.patching.structure import NotThere, calls, function, keyword, parse
+from imagebuild.patching.structure import (
+    NotThere,
+    calls,
+    definition,
+    function,
+    keyword,
+    parse,
+)
 from imagebuild.patching.tree import Tree
 
 KNOB = "VLLM_SHM_BROADCAST_BUSY_LOOP_S"
@@ -76,9 +83,11 @@ def _spins_long(tree: Tree) -> Answer:
 def _short_and_switchable(tree: Tree) -> Answer:
     unset, set_to = _spin_seconds(tree, None), _spin_seconds(tree, "0.25")
     bad = all(_refuses(tree, setting) for setting in ("soon", "-1", "nan", "inf"))
+    waits = bool(calls(definition(tree, _PATH, "MessageQueue"), "_spin_condition.wait"))
     return Answer.of(
-        (unset, set_to, bad) == (0.002, 0.25, True),
-        f"a reader spins {unset:g} s; {set_to:g} s with {KNOB}=0.25; bad values refused: {bad}",
+        (unset, set_to, bad, waits) == (0.002, 0.25, True, True),
+        f"a reader spins {unset:g} s; {set_to:g} s with {KNOB}=0.25; bad values refused: {bad}; "
+        f"a queue waits so: {waits}",
     )
 
 
