@@ -227,12 +227,9 @@ def _desired(
         desired |= {one: Change(None) for one in known if compiled.source_of(one) == path}
     if bytecode == "rebuild":
         desired |= {p: Change(data) for p, data in compiled.compile_all(root, sources).items()}
-    added = {path for path in evaluation.files if not tree.exists(path)}
-    for path in record.paths(root):
-        text = record.text_of(tree, path)
-        new = record.updated(text, evaluation.files, added, path)
-        if new != text:
-            desired[path] = Change(new.encode())
+    for path, data in record.all_updated(root, tree, evaluation.files).items():
+        if data != tree.read(path):
+            desired[path] = Change(data)
     return desired
 
 

@@ -137,7 +137,7 @@ class Manifest:
             ),
             files={
                 _inside(path): FileEntry(
-                    _digest(e["before"]), _digest(e["after"]), int(e["mode"]), tuple(e["patches"])
+                    _digest(e["before"]), _digest(e["after"]), _mode(e["mode"]), tuple(e["patches"])
                 )
                 for path, e in content["files"].items()
             },
@@ -156,6 +156,12 @@ def _digest(value: object) -> str | None:
         return None
     if not isinstance(value, str) or len(value) != 64:
         raise ValueError(f"{value!r} where a SHA-256 is expected")
+    return value
+
+
+def _mode(value: object) -> int:
+    if not isinstance(value, int) or not 0 <= value <= 0o7777:
+        raise ValueError(f"the mode {value!r}, expected permission bits")
     return value
 
 

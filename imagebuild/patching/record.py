@@ -38,6 +38,12 @@ def hash_of(data: bytes) -> str:
     return f"sha256={digest.decode()}"
 
 
+def all_updated(root: Path, tree: Tree, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Each RECORD of the pristine `tree` at `root`, as it is once `files` are written."""
+    added = {path for path in files if not tree.exists(path)}
+    return {path: updated(text_of(tree, path), files, added, path).encode() for path in paths(root)}
+
+
 def updated(text: str, files: Mapping[str, bytes], added: set[str], record: str) -> str:
     """RECORD with our files' hashes.
 

@@ -10,8 +10,9 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from imagebuild.errors import IntegrityError
+from imagebuild.errors import BrokenError, IntegrityError
 from imagebuild.lock import Lock
+from imagebuild.patching import compiled, record
 from imagebuild.patching.apply import changed_files
 from imagebuild.patching.evaluate import Evaluation, ask, evaluate
 from imagebuild.patching.manifest import (
@@ -25,7 +26,7 @@ from imagebuild.patching.manifest import (
 from imagebuild.patching.patch import GPU_ARCHES, GpuArch, Outcome
 from imagebuild.patching.selection import select
 from imagebuild.patching.series import Series
-from imagebuild.patching.tree import DirTree, Identity, OverlayTree
+from imagebuild.patching.tree import DirTree, Identity, OverlayTree, Tree
 from imagebuild.patching.versions import is_release_known, release
 from imagebuild.verify.report import Group
 
@@ -180,7 +181,31 @@ def recompute(found: Group, subject: Subject) -> Evaluation | None:
         elif entry_now.after != sha256(data):
             found.error("not-from-series", "the manifest says other content than what the series "
                         "makes of the base", file=path, fix=_PRISTINE)  # fmt: skip
+    _check_rest(found, subject, manifest, pristine, evaluation)
     return evaluation
+
+
+def _check_rest(
+    found: Group, subject: Subject, manifest: Manifest, pristine: Tree, evaluation: Evaluation
+) -> None:
+    """Refuses what a manifest lists beside patched files, their byte code and RECORD.
+
+    What it lists counts as ours everywhere else, so it must not make room for anything.
+    """
+    try:
+        records = record.all_updated(subject.root, pristine, evaluation.files)
+    except BrokenError as error:
+        found.error("record-unreadable", str(error), fix=error.hint or "")
+        return
+    for path, entry in sorted(manifest.files.items()):
+        if path in evaluation.files or compiled.source_of(path) in evaluation.files:
+            continue
+        if path not in records:
+            found.error("file-not-of-series", "the manifest lists it, but no patch of the series "
+                        "changes it", file=path, fix=_PRISTINE)  # fmt: skip
+        elif entry.after != sha256(records[path]):
+            found.error("not-from-series", "the manifest says another RECORD than what the series "
+                        "makes of the base's", file=path, fix=_PRISTINE)  # fmt: skip
 
 
 def _check_verdicts(found: Group, evaluation: Evaluation, manifest: Manifest) -> None:

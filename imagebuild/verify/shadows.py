@@ -10,9 +10,11 @@ import base64
 import hashlib
 import importlib.machinery
 import importlib.util
+import marshal
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -188,16 +190,17 @@ def _is_stale(root: Path, path: str, source: str, manifest: Manifest | None) -> 
     fit, so one that is older than a source that we patched was made from the unpatched one.
     """
     ours = manifest.files if manifest else {}
-    if path in ours and ours[path].after is not None:
-        return False  # compared by hash already
     try:
-        with (root / path).open("rb") as file:
-            head = file.read(16)
+        data = (root / path).read_bytes()
+        head = data[:16]
         if head[:4] != importlib.util.MAGIC_NUMBER:
             return False  # another interpreter's
         flags = int.from_bytes(head[4:8], "little")
         if flags & _CHECKED_FLAGS == _UNCHECKED:
-            return importlib.util.source_hash((root / source).read_bytes()) != head[8:16]
+            text = (root / source).read_bytes()
+            is_other = importlib.util.source_hash(text) != head[8:16]
+            # Ours was compiled by this interpreter: its code says more than its head.
+            return is_other or (path in ours and _is_other_code(data[16:], text, path))
         if flags or source not in ours or path in ours:
             return False
         known = (root / source).stat()
@@ -206,6 +209,18 @@ def _is_stale(root: Path, path: str, source: str, manifest: Manifest | None) -> 
         return fits and (root / path).stat().st_mtime_ns < known.st_mtime_ns
     except OSError:
         return False  # no source: Python does not import byte code from __pycache__ then
+
+
+def _is_other_code(code: bytes, text: bytes, path: str) -> bool:
+    """Whether byte code is not what this interpreter makes of a source."""
+    level = next((number for number in (1, 2) if path.endswith(f".opt-{number}.pyc")), 0)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = compile(text, path, "exec", dont_inherit=True, optimize=level)
+        return bool(marshal.loads(code) != made)  # noqa: S302 - builds the code and runs nothing
+    except (EOFError, SyntaxError, TypeError, ValueError):
+        return True
 
 
 def check_projects(found: Group, folders: tuple[Path, ...], site: Mapping[str, str]) -> None:
