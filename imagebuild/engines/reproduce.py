@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from imagebuild import dockerfile
-from imagebuild.config import ROOT
+from imagebuild.config import ROOT, load_recipe
 from imagebuild.engines.compare import Comparison, folders, images
 from imagebuild.engines.image import ARCHIVE, LABEL
 from imagebuild.engines.layers import Layout
@@ -145,14 +145,14 @@ def again(
     origin = origin_of(given)
     with worktree(root, origin.revision, work / "source", echo) as source:
         step(f"build {origin.revision[:12]} on {origin.base}")
-        chosen = [*_of_origin(origin), *arguments]
+        chosen = [*_of_origin(origin, source), *arguments]
         rebuilt = _archive(source, chosen, work / "other", is_second=True)
         return _compare(given.path, rebuilt, source, _choices(chosen), step)
 
 
-def _of_origin(origin: Origin) -> list[str]:
-    arches = {"linux/amd64": "sm_120", "linux/arm64": "sm_121"}
-    named = [arches[platform] for platform in origin.platforms]
+def _of_origin(origin: Origin, source: Path) -> list[str]:
+    served = load_recipe(origin.recipe, source).platforms
+    named = [arch for arch, platform in served.items() if platform in origin.platforms]
     return ["--recipe", origin.recipe, "--base-version", origin.version, "--base", origin.base,
             "--arch", named[0] if len(named) == 1 else "all", "--flashkda", origin.flashkda,
             "--cluster", origin.cluster]  # fmt: skip

@@ -19,7 +19,7 @@ from imagebuild.engines import reproduce
 from imagebuild.engines.layers import Layout
 from imagebuild.errors import UsageError
 from tests.support.oci import File, layer, write
-from tests.support.product import GREETER, Product
+from tests.support.product import GREETER, RECIPE, Product
 
 DOCKERFILE = "ARG BASE=x\nFROM ${BASE} AS patched\nRUN apply\n"
 HISTORY = ("base", "RUN /bin/sh -c apply")
@@ -96,7 +96,8 @@ class Repository:
         monkeypatch.setattr(reproduce, "call", self.call)
 
     def commit(self, text: str) -> str:
-        (self.root / "image").mkdir(exist_ok=True)
+        (self.root / "image" / "tiny").mkdir(parents=True, exist_ok=True)
+        (self.root / "image" / "tiny" / "recipe.toml").write_text(RECIPE)
         (self.root / "image" / "text").write_text(text)
         git(self.root, "add", "--all")
         git(self.root, "commit", "--quiet", "--message", text)
