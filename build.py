@@ -17,6 +17,11 @@ if sys.version_info < (3, 11):  # noqa: UP036
     )
     sys.exit(5)
 
+from pathlib import Path
+
+# Python leaves this folder out under -P and PYTHONSAFEPATH.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 from imagebuild import bootstrap
 
 if __name__ == "__main__":

@@ -206,6 +206,12 @@ def test_the_venvs_own_python_may_start_it_too(quick: Checkout) -> None:
     assert json.loads(done.stdout)["tiny"] == "2.0"
 
 
+@pytest.mark.parametrize("setting", ["PYTHONSAFEPATH", "PYTHONOPTIMIZE"])
+def test_it_starts_whatever_python_is_told_to_leave_out(quick: Checkout, setting: str) -> None:
+    done = quick.call("plan", **{setting: "2"})
+    assert json.loads(done.stdout)["argv"] == ["plan"], done.stderr
+
+
 def test_two_first_calls_at_once_make_one_venv(quick: Checkout) -> None:
     calls = [quick.start(FAKE_UV_SECONDS="1") for _ in range(3)]
     outputs = [call.communicate(timeout=60) for call in calls]

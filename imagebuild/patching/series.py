@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import importlib.util
@@ -111,7 +112,7 @@ def load_series(series_file: Path, patches: Path, runtime: Path) -> Series:
             problems.append(f"{name}: expected a constant PATCH of type Patch, found {patch!r}")
             continue
         loaded.append(patch)
-        docs[name] = module.__doc__ or ""
+        docs[name] = _docstring(patches / f"{name}.py")
         problems += _faults(patch, name, docs[name], runtime)
     problems += _order_faults(loaded, names)
     fixes: tuple[Fix, ...] = ()
@@ -174,6 +175,11 @@ def _load_module(path: Path) -> ModuleType:
     finally:
         sys.dont_write_bytecode = before
     return module
+
+
+def _docstring(path: Path) -> str:
+    """A module's docstring by its text: under -OO Python keeps none."""
+    return ast.get_docstring(ast.parse(path.read_bytes()), clean=False) or ""
 
 
 def _faults(patch: Patch, name: str, doc: str, runtime: Path) -> Iterator[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -429,3 +431,21 @@ def test_the_result_of_each_kind() -> None:
     assert Edit(**pair).result == "T"
     assert Edit(**pair, kind="insert_before").result == "TA"
     assert Edit(**pair, kind="insert_after").result == "AT"
+
+
+def test_an_optimising_python_reads_the_same_docstrings() -> None:
+    code = (
+        "from imagebuild.config import load_recipe; s = load_recipe('glm53-flash').series();"
+        "print(s.digest, sum(map(len, s.docs.values())))"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, *flags, "-c", code],
+            cwd=Path(__file__).parents[3],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for flags in ((), ("-O",), ("-OO",))
+    }
+    assert len(found) == 1

@@ -93,6 +93,12 @@ def test_verify_base_finds_its_own_tree_and_leaves_it_alone(tmp_path: Path, pyth
     assert site.snapshot(base.script.parent) == ours
 
 
+@pytest.mark.parametrize("setting", ["PYTHONSAFEPATH", "PYTHONOPTIMIZE"])
+def test_verify_base_runs_whatever_python_leaves_out(base: Base, setting: str) -> None:
+    run = base.run(**{setting: "2"})
+    assert (run.returncode, run.stderr) == (0, ""), run.stdout
+
+
 def test_verify_base_reports_every_problem_and_exits_3(base: Base) -> None:
     shutil.rmtree(base.root / "nvidia_nccl_cu13-2.30.7.dist-info")
     site.install(base.root, "nvidia_nccl_cu13", "2.29.7", {})
