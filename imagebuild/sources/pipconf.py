@@ -18,7 +18,9 @@ from imagebuild.errors import EngineError, UsageError
 DEFAULT_TIMEOUT = 15.0
 DEFAULT_RETRIES = 5
 _SECTIONS = ("global", "install", ":env:")
-_USERINFO = re.compile(r"(?<=//)[^/@\s]+@")
+# A password that was not quoted may hold "@" and "/": all up to the last "@" goes then, too. What
+# follows the colon of a host is a port, and ends the search.
+_USERINFO = re.compile(r"(?<=//)(?:[^/\s]*@|[^/\s:]*:(?!\d+(?:[/\s]|$))\S*@)")
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ def _number(key: str, value: str | None, default: float) -> float:
 
 
 def scrub(text: str) -> str:
-    """Removes `user:password@` from every URL in `text`."""
+    """Removes `user:password@` from every URL in `text`, well-formed or not."""
     return _USERINFO.sub("", text)
 
 

@@ -21,6 +21,22 @@ def pip_env(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://me:s3@cret@a.example/x", "https://a.example/x"),
+        ("https://me:s3/cret@a.example/x", "https://a.example/x"),
+        ("https://me:s3/c@ret@a.example:8080/x", "https://a.example:8080/x"),
+        ("https://t0ken@a.example/x", "https://a.example/x"),
+        ("https://a.example:8080/x@1", "https://a.example:8080/x@1"),
+        ("https://a.example/x:y@1", "https://a.example/x:y@1"),
+        ("http://a.example:80 or x@y", "http://a.example:80 or x@y"),
+    ],
+)
+def test_no_part_of_a_password_is_shown(url: str, shown: str) -> None:
+    assert scrub(f"see {url}, please") == f"see {shown}, please"
+
+
 def test_environment_is_read_through_pip(pip_env: pytest.MonkeyPatch) -> None:
     pip_env.setenv("PIP_INDEX_URL", "https://me:s3cret@index.example/simple")
     pip_env.setenv("PIP_EXTRA_INDEX_URL", "https://a.example/simple\n  file:///srv/simple")
