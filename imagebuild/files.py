@@ -86,5 +86,7 @@ def _clear(folder: Path, partial: Path, previous: Path) -> None:
     """Removes what is not the result; brings it back when a swap was stopped half-way."""
     if previous.exists() and not folder.exists():
         previous.rename(folder)
-    shutil.rmtree(previous, ignore_errors=True)
-    shutil.rmtree(partial, ignore_errors=True)
+    for left in (previous, partial):
+        if left.is_symlink():  # the result was a link, and was swapped out; its target is not ours
+            left.unlink()
+        shutil.rmtree(left, ignore_errors=True)

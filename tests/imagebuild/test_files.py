@@ -78,6 +78,20 @@ def swap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 @pytest.mark.usefixtures("swap")
+def test_a_link_is_replaced_and_its_target_is_left_alone(tmp_path: Path) -> None:
+    elsewhere = result(tmp_path).rename(tmp_path / "elsewhere")
+    folder = tmp_path / "result"
+    folder.symlink_to(elsewhere)
+    for text in ("new", "newer"):
+        with replaced_folder(folder) as partial:
+            (partial / "b").write_text(text)
+        assert (folder / "b").read_text() == text
+    assert (elsewhere / "a").read_text() == "old"
+    assert names(tmp_path) == ["elsewhere", "result"]
+    assert not folder.is_symlink()
+
+
+@pytest.mark.usefixtures("swap")
 def test_a_folder_is_replaced(tmp_path: Path) -> None:
     folder = result(tmp_path)
     with replaced_folder(folder) as partial:
