@@ -178,7 +178,10 @@ class Upstream:
         if path is not None and pin is not None:
             return WheelTree(path, platform=platform, source=pin.filename)
         file = self.file(project, version, platform, pin)
-        return open_wheel(file, self.http, self.cache, platform=platform, progress=self.progress)
+        # A part of a remote wheel cannot be checked by the whole one's hash, so it gets none.
+        wanted = pin.sha256 if pin and file.url.startswith("file:") else None
+        return open_wheel(file, self.http, self.cache, platform=platform, sha256=wanted,
+                          progress=self.progress)  # fmt: skip
 
     def _lazy(self, project: str, vllm: Wheel, platform: str, locked: BaseLock | None) -> LazyTree:
         def opener() -> Tree:

@@ -78,9 +78,13 @@ class _Page:
         return json.dumps(fields).encode() + b"\n" + self.body
 
     @classmethod
-    def unpack(cls, data: bytes) -> _Page:
+    def unpack(cls, data: bytes) -> _Page | None:
+        """Reads what `pack` wrote; None for what another version of it wrote."""
         head, _, body = data.partition(b"\n")
-        return cls(**json.loads(head), body=body)
+        try:
+            return cls(**json.loads(head), body=body)
+        except (ValueError, TypeError):
+            return None
 
 
 def machine_of(platform: str) -> str:
@@ -147,7 +151,8 @@ class PackageIndex:
             version: exact; a pre-release when it is named.
             platform: where the wheel is to be installed, under Python 3.12.
             allow_yanked: take a version that upstream withdrew.
-            sha256: take the file with that hash where indexes offer several.
+            sha256: take the file with that hash where indexes offer several, else one whose hash
+                no index gives.
 
         Raises:
             UsageError: no such version, or none of its files fits.
@@ -162,7 +167,11 @@ class PackageIndex:
         if not fitting:
             names = ", ".join(sorted(file.filename for file in released))
             raise UsageError(f"{where}: expected a wheel for {platform}, found {names}")
-        if sha256 is not None and not (fitting := [f for f in fitting if f.sha256 == sha256]):
+        if sha256 is not None:
+            # Where an index gives no hash, as a folder does, the bytes themselves will tell.
+            same = [file for file in fitting if file.sha256 == sha256]
+            fitting = same or [file for file in fitting if file.sha256 is None]
+        if not fitting:
             raise IntegrityError(
                 f"{where}: expected a wheel for {platform} with sha256 {sha256}, found none",
                 hint="the index offers other bytes than the lock records; build.py lock check",

@@ -246,6 +246,8 @@ class RemoteWheel(Wheel):
         if packed is None:
             return None
         size, _, directory = packed.partition(b"\n")
+        if not size.isdigit() or int(size) < len(directory):
+            return None  # another version of this tool wrote it
         self._reader.size = int(size)
         return _Opened(self._reader, int(size) - len(directory), directory, self.source)
 

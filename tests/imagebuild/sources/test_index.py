@@ -243,6 +243,13 @@ def test_the_lock_chooses_between_files_of_one_name(
         index.wheel("vllm", "0.30.0", "linux/amd64", sha256="b" * 64)
 
 
+def test_a_locked_wheel_may_come_from_where_no_hash_is_given(fresh: Fresh, tmp_path: Path) -> None:
+    (tmp_path / NAMES[0]).touch()
+    index = fresh(no_index=True, find_links=(str(tmp_path),))
+    chosen = index.wheel("vllm", "0.30.0", "linux/amd64", sha256="b" * 64)
+    assert (chosen.filename, chosen.sha256) == (NAMES[0], None)
+
+
 def test_credentials_are_used_and_never_recorded(
     fresh: Fresh, served: Path, server: IndexServer
 ) -> None:
@@ -300,6 +307,16 @@ def test_a_damaged_cached_page(
             path.write_bytes(path.read_bytes()[:-1])
     assert fresh().files("vllm") == files
     assert len(notices) == 1 and [one.status for one in server.asked] == [200, 200]
+
+
+@pytest.mark.parametrize("content", [b"no json\nx", b'{"status": 200, "more": 1}\nx', b"[]\n"])
+def test_a_page_that_another_version_cached(
+    fresh: Fresh, served: Path, cache: Cache, server: IndexServer, content: bytes
+) -> None:
+    cache.put("index", f"{server.url}/vllm/", content)
+    with pytest.raises(EngineError, match="expected the index page of vllm in the cache"):
+        fresh(offline=True).files("vllm")
+    assert fresh().files("vllm")
 
 
 @pytest.mark.parametrize("html_only", [False, True])

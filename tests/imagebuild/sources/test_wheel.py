@@ -218,6 +218,15 @@ def test_a_second_reader_asks_for_nothing(
     assert offline.requests == 0
 
 
+@pytest.mark.parametrize("content", [b"no number\nx", b"3\nfour", b""])
+def test_a_directory_that_another_version_cached(
+    file: IndexFile, http: Http, cache: Cache, content: bytes
+) -> None:
+    cache.put("wheel-directory", str(file.sha256), content)
+    with RemoteWheel(file, http, cache) as wheel:
+        assert wheel.identity.version == "0.31.0"
+
+
 def test_offline_and_never_read(file: IndexFile, offline: Http, cache: Cache) -> None:
     with RemoteWheel(file, offline, cache) as wheel, pytest.raises(EngineError, match="--offline"):
         wheel.exists("vllm/envs.py")
