@@ -110,12 +110,15 @@ class Lock:
     def identify(self, identity: Identity) -> Identity:
         """The identity with the release that a known commit stands for.
 
-        A build between releases may name a version that says nothing; the commit decides.
+        A build between releases may name a version that says nothing; the commit decides. Of
+        several releases of one commit, such as a post-release, it is the one that the tree names.
         """
-        for base in self.bases.values():
-            if same_commit(base.commit, identity.commit):
-                return Identity(base.version, identity.commit, identity.source)
-        return identity
+        known = [v for v, base in self.bases.items() if same_commit(base.commit, identity.commit)]
+        if not known:
+            return identity
+        named = self.find(identity.version)
+        version = named.version if named and named.version in known else known[0]
+        return Identity(version, identity.commit, identity.source)
 
     def nearest(self, identity: Identity, versions: str) -> str | None:
         """The locked base in a range that a tree is compared with.

@@ -73,6 +73,14 @@ def lock_of(*versions: str, commits: dict[str, str] | None = None) -> Lock:
     return Lock(Path("lock.toml"), bases)
 
 
+@pytest.mark.parametrize("version", ["0.31.0", "0.31.0.post1"])
+def test_of_two_releases_of_one_commit_the_tree_names_its_own(version: str) -> None:
+    commits = dict.fromkeys(("0.31.0", "0.31.0.post1"), "aaaaaaa31")
+    lock = lock_of(*commits, commits=commits)
+    assert lock.identify(Identity(version, "aaaaaaa31", "tree")).version == version
+    assert lock.identify(Identity("0.1.dev7", "aaaaaaa31", "tree")).version == "0.31.0"
+
+
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     lock = read_lock(write(tmp_path, TEXT))
     base = lock.base("0.31.0")
