@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 # A folder with unzipped wheels (v0.31.0/vllm/...) to use instead of the package index.
 TREES = "IMAGEBUILD_TEST_TREES"
 FIXTURES = {"real_tree", "real_base"}
+
+
+def pytest_configure() -> None:
+    """A shell starts background jobs with SIGINT ignored, and what tests start inherits that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
