@@ -9,8 +9,6 @@ import subprocess
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.support.images import ROOT, First, Repository, docker, inspect
 
 TAG = "imagebuild-test/image:repeat"
@@ -87,7 +85,8 @@ def test_a_killed_build_leaves_no_image_and_the_next_one_succeeds(repository: Re
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        seconds = chance.uniform(0.5, 12)
+        # The first one comes before any build can end; a later one may come too late.
+        seconds = chance.uniform(0.3, 2 if index == 0 else 6)
         try:
             process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -96,7 +95,9 @@ def test_a_killed_build_leaves_no_image_and_the_next_one_succeeds(repository: Re
             assert inspect(TAG) is None, f"KILL_SEED={seed}, kill {index} after {seconds:.1f} s"
             assert not list(repository.folder.glob("dist/*/image.json"))
         else:
-            pytest.fail(f"KILL_SEED={seed}: the build ended by itself within {seconds:.1f} s")
+            assert index, f"KILL_SEED={seed}: a build ended within {seconds:.1f} s"
+            assert process.returncode == 0
+            break
 
     outcome = repository.build(TAG)
     assert outcome.code == 0, outcome.err[-3000:]
