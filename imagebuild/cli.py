@@ -141,6 +141,7 @@ def _parser() -> argparse.ArgumentParser:
 
     _patches(verbs)
     _lock(verbs)
+    _weights(verbs)
 
     verify = _verb(verbs, "verify", "commands.verify:run", "check a patched tree")
     _arch(verify, "what it must be built for; default: what its manifest says, or this machine's")
@@ -247,6 +248,25 @@ def _lock(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
     check.add_argument("entry", metavar="ENTRY", nargs="*", help="as for update; default: all")
 
 
+def _weights(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    weights = _group(verbs, "weights", "checkpoints on local disk")
+    fetch = _verb(weights, "fetch", "commands.weights:fetch",
+                  "fetch a checkpoint; what is there and right is kept")  # fmt: skip
+    fetch.add_argument("source", metavar="SOURCE",
+                       help="OWNER/NAME on the model hub, an http address with SHA256SUMS, "
+                       "or a folder")  # fmt: skip
+    fetch.add_argument("--to", metavar="DIR", required=True, help="where the files go")
+    fetch.add_argument("--revision", metavar="R", default="main", help="of the hub; default: main")
+    fetch.add_argument("--accept-licence", metavar="NAME",
+                       help="of weights whose licence restricts their use")  # fmt: skip
+    verify = _verb(weights, "verify", "commands.weights:verify", "check a fetched checkpoint")
+    verify.add_argument("folder", metavar="DIR")
+    verify.add_argument("--quick", action="store_true", help="sizes and headers alone")
+    for one in (fetch, verify):
+        one.add_argument("--jobs", metavar="N", type=_count, default=4,
+                         help="files at a time; default: 4")  # fmt: skip
+
+
 def _group(verbs, name: str, text: str):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     parser = verbs.add_parser(name, help=text, description=text, allow_abbrev=False)
     return parser.add_subparsers(title="verbs", metavar="VERB", required=True)
@@ -270,6 +290,13 @@ def _verb(  # type: ignore[no-untyped-def]
     parser.add_argument("-v", "--verbose", action="store_true", help="show causes of errors")
     parser.set_defaults(run=run)
     return parser
+
+
+def _count(text: str) -> int:
+    """A number of things at a time. Raises what argparse turns into a sentence."""
+    if not text.isdecimal() or not 1 <= int(text) <= 64:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to 64, found {text!r}")
+    return int(text)
 
 
 def _release(text: str) -> str:

@@ -29,7 +29,7 @@ _SCHEMA: Mapping[str, type] = {
     "image_pins": dict,
     "gpu_arch": dict,
 }
-_OPTIONAL: Mapping[str, type] = {"image": dict}
+_OPTIONAL: Mapping[str, type] = {"image": dict, "weights": dict}
 FLASHKDA = ("auto", "base", "build")
 CLUSTERS = ("none", "ray", "mentat")
 _DEB = r"[a-z0-9][a-z0-9+.-]+"  # source: Debian Policy 5.6.1
@@ -114,6 +114,7 @@ class Recipe:
         image_pins: by base version, the versions that the image ships instead.
         platforms: docker's platform of each gpu_arch.
         image: what the Docker engine builds beside the tree.
+        weights_hub: address of the model hub; HF_ENDPOINT names another one.
     """
 
     root: Path
@@ -129,6 +130,7 @@ class Recipe:
     image_pins: Mapping[str, Mapping[str, str]]
     platforms: Mapping[GpuArch, str]
     image: ImageRecipe = field(default_factory=ImageRecipe)
+    weights_hub: str = ""
 
     @property
     def folder(self) -> Path:
@@ -198,6 +200,7 @@ def load_recipe(name: str, root: Path = ROOT) -> Recipe:
         image_pins=reader.image_pins(),
         platforms=reader.platforms(),
         image=reader.image(),
+        weights_hub=reader.weights_hub(),
     )
 
 
@@ -259,6 +262,14 @@ class _Reader:
         return {
             version: self._strings(table[version], f"image_pins.{version}") for version in table
         }
+
+    def weights_hub(self) -> str:
+        table = self.content.get("weights", {})
+        words = self._words(table, "weights", ("hub",)) if table else {"hub": ""}
+        if table and not words["hub"].startswith(("https://", "http://")):
+            raise UsageError(f"{self.path}: weights.hub: expected https://..., "
+                             f"found {words['hub']!r}")  # fmt: skip
+        return words["hub"]
 
     def platforms(self) -> dict[GpuArch, str]:
         table = self.content["gpu_arch"]
