@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from imagebuild.audit.results import Audit, Release
 from imagebuild.config import Recipe
 from imagebuild.errors import BuildError, UsageError
 from imagebuild.lock import Lock
@@ -20,31 +21,6 @@ from imagebuild.patching.tree import Identity, OverlayTree, Tree
 from imagebuild.patching.versions import release
 from imagebuild.sources.wheel import WheelTree
 from imagebuild.upstream import Base, Upstream
-
-
-@dataclass(frozen=True)
-class Release:
-    """The audit of one release.
-
-    Attributes:
-        name: what was asked for: a version, or a path.
-        identity: what the tree says it is.
-        pins: what it requires of the watched projects.
-        changed_pins: project -> (locked, found), against the recipe's base.
-        evaluation: the verdicts.
-        diffs: by patch and symbol, a unified diff of each changed scope.
-        requests, bytes_fetched, seconds: what reading it took.
-    """
-
-    name: str
-    identity: Identity
-    pins: dict[str, str]
-    changed_pins: dict[str, tuple[str, str]]
-    evaluation: Evaluation
-    diffs: dict[str, dict[str, str]] = field(default_factory=dict)
-    requests: int = 0
-    bytes_fetched: int = 0
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -212,6 +188,16 @@ def _scope_lines(tree: Tree, symbol: Symbol) -> list[str]:
         return []
     lines = "".join(text[span.start : span.stop] for span in spans).split("\n")
     return [*lines, *(" ".join(clause) for clause in standing)]
+
+
+def audit_of(job: Job, releases: Iterable[Release]) -> Audit:
+    """The releases as one result, by version."""
+    return Audit(
+        recipe=job.recipe.name,
+        base_version=job.recipe.base_version,
+        gpu_arch=job.gpu_arch or "",
+        releases=tuple(order(list(releases))),
+    )
 
 
 def order(releases: list[Release]) -> list[Release]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from imagebuild.audit import run as audit
 from imagebuild.audit.report import json_report, text_report
-from imagebuild.audit.run import Job, Release
+from imagebuild.audit.results import Release
+from imagebuild.audit.run import Job
 from imagebuild.commands.context import Context
 
 
@@ -16,10 +17,10 @@ def run(context: Context) -> int:
     with context.upstream() as upstream:
         job = Job(context.recipe, context.lock, context.series, context.arguments.arch, upstream)
         releases = [step() for step in _steps(context, job)]
-    releases = audit.order(releases)
-    text_report(context.console, releases)
-    context.console.document(json_report(context.recipe.name, releases))
-    return max((r.evaluation.exit_code for r in releases), default=0)
+    found = audit.audit_of(job, releases)
+    text_report(context.console, found)
+    context.console.document(json_report(found))
+    return found.exit_code
 
 
 def _steps(context: Context, job: Job) -> Iterator[Callable[[], Release]]:

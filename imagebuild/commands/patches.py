@@ -87,14 +87,15 @@ def check(context: Context) -> int:
             version = arguments.against or context.recipe.base_version
             release = audit.audit_version(job, version)
     release = audit.only(release, names)
-    text_report(context.console, [release])
+    found = audit.audit_of(job, [release])
+    text_report(context.console, found)
     for report in release.evaluation.reports if arguments.name else ():
         for edit in report.edits:
             place = f"{edit.path}:{edit.line}" if edit.line else edit.path
             context.console.result(f"  {report.patch.name} / {edit.label!r}: {edit.state.value}, "
                                    f"{place}")  # fmt: skip
-    context.console.document(json_report(context.recipe.name, [release]))
-    return release.evaluation.exit_code
+    context.console.document(json_report(found))
+    return found.exit_code
 
 
 def apply_patches(context: Context) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
-from imagebuild.audit.run import Release
+from imagebuild.audit.results import Audit, Release
 from imagebuild.console import Console
 from imagebuild.patching.evaluate import PatchReport, Verdict
 from imagebuild.show import report_rows
@@ -12,9 +12,9 @@ from imagebuild.show import report_rows
 _DIFF_LINES = 60
 
 
-def text_report(console: Console, releases: Sequence[Release]) -> None:
+def text_report(console: Console, audit: Audit) -> None:
     """Prints every release; says what to do next about each patch that is not green."""
-    for release in releases:
+    for release in audit.releases:
         rows = report_rows(release.evaluation.reports)
         title = f"vLLM {release.identity.version} ({release.identity.commit or 'commit unknown'})"
         console.table(title, ("patch", "verdict", "what"), rows)
@@ -25,9 +25,7 @@ def text_report(console: Console, releases: Sequence[Release]) -> None:
         for report in release.evaluation.reports:
             _evidence(console, report, release.diffs.get(report.patch.name, {}))
         console.result(f"  {_cost(release)}, {release.seconds:.1f} s")
-    codes = [release.evaluation.exit_code for release in releases]
-    words = {0: "all well", 1: "a person must look"}
-    console.verdict(words.get(max(codes, default=0), "broken"), max(codes, default=0))
+    console.verdict(audit.conclusion, audit.exit_code)
 
 
 def _cost(release: Release) -> str:
@@ -37,7 +35,7 @@ def _cost(release: Release) -> str:
     return f"fetched {release.bytes_fetched / 1e6:.2f} MB in {requests}"
 
 
-def _evidence(console: Console, report: PatchReport, diffs: dict[str, str]) -> None:
+def _evidence(console: Console, report: PatchReport, diffs: Mapping[str, str]) -> None:
     for finding in report.findings:
         is_note = finding.code == "note"
         if report.exit_code == 0 and not is_note:

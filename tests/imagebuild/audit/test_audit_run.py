@@ -45,7 +45,7 @@ def unpack(product: Product, folder: Path, version: str = "0.31.0") -> Path:
 def test_the_fields_that_others_rely_on(product: Product) -> None:
     ran = product.run("audit", "--against", "0.32.0", "--format", "json")
     assert ran.code == 0
-    assert set(ran.json) == {"schema", "recipe", "exit_code", "releases"}
+    assert {"schema", "recipe", "exit_code", "releases"} <= set(ran.json)
     (release,) = ran.json["releases"]
     wanted = {"version", "commit", "pins", "requests", "bytes_fetched", "seconds", "patches"}
     assert wanted <= set(release)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from imagebuild.audit.report import json_report, text_report
-from imagebuild.audit.run import Release, only, order
+from imagebuild.audit.results import Audit, Release
+from imagebuild.audit.run import only, order
 from imagebuild.console import Console
 from imagebuild.patching.evaluate import Evaluation, PatchReport, Verdict
 from imagebuild.patching.patch import Answer, Outcome, Patch, Probe, Variant
@@ -33,13 +34,17 @@ def release(*reports: PatchReport, version: str = "0.31.0", **more: Any) -> Rele
     )  # fmt: skip
 
 
+def audit(*releases: Release, **more: Any) -> Audit:
+    return Audit("tiny", "0.31.0", "", releases, **more)
+
+
 Text = Callable[[Release], str]
 
 
 @pytest.fixture
 def text(capsys: pytest.CaptureFixture[str]) -> Text:
     def shown(one: Release) -> str:
-        text_report(Console(), [one])
+        text_report(Console(), audit(one))
         return capsys.readouterr().out
 
     return shown
@@ -105,7 +110,7 @@ def test_a_release_that_no_patch_is_for_is_said_to_be_one(text: Text) -> None:
 )  # fmt: skip
 def test_the_code_of_each_verdict(verdict: Verdict, declared: bool, code: int) -> None:
     green = release(report(Verdict.OK), version="0.30.0")
-    found = json_report("tiny", [green, release(report(verdict, declared=declared))])
+    found = json_report(audit(green, release(report(verdict, declared=declared))))
     assert found["exit_code"] == code
 
 
@@ -122,7 +127,7 @@ def test_every_verdict_of_the_readme_is_one() -> None:
 def test_edits_and_candidates_are_data() -> None:
     one = report(Verdict.DRIFTED)
     one.edits.append(EditReport("words", "vllm/a.py", "f", State.DRIFTED, 3, "gone"))
-    found = json_report("tiny", [release(one)])
+    found = json_report(audit(release(one)))
     (patch,) = found["releases"][0]["patches"]  # type: ignore[index]
     assert patch["edits"] == [{
         "label": "words", "path": "vllm/a.py", "scope": "f", "state": "drifted", "line": 3,
