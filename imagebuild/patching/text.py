@@ -21,6 +21,8 @@ from imagebuild.patching.standing import Clause, cpp_standing, python_standing
 Language = Literal["python", "cpp", "other"]
 _CPP_SUFFIXES = (".cuh", ".cu", ".h", ".hpp", ".cpp", ".cc", ".c", ".inl")
 _CPP_BLOCKS = ("struct", "class", "namespace", "union", "enum")
+# Kind, name and start of an open block.
+_Block = tuple[str, str, int]
 # How many equally good lines `nearest` compares in full.
 _ALIKE = 50
 # Words that stand before `(` without naming a function.
@@ -44,6 +46,19 @@ _CPP_NO_NAMES = frozenset(
         "__declspec",
     ]
 )
+
+
+@dataclass
+class _If:
+    """An open `#if` in C++.
+
+    Attributes:
+        before: the blocks that were open before it.
+        first: those that are open behind its first branch, once that has ended.
+    """
+
+    before: list[_Block]
+    first: list[_Block] | None = None
 
 
 class TextError(Exception):
@@ -181,18 +196,23 @@ def _line_starts(text: str) -> list[int]:
 def _cpp_scopes(text: str, found: dict[str, list[Span]]) -> None:
     """Finds functions and structs by matching braces; statements inside functions are skipped."""
     tokens = list(lexer.cpp_spans(text))
-    blocks: list[tuple[str, str, int]] = []  # kind, name and start of each open block
+    blocks: list[_Block] = []
+    open_ifs: list[_If] = []
     head = 0  # index of the first token of the declaration under way
-    directive = False  # braces of a macro's body need not balance
+    directive: list[str] | None = None  # braces of a macro's body need not balance
     for index, (token, start) in enumerate(tokens):
-        directive = token != lexer.NEWLINE and (directive or token == "#")
-        if directive:
+        if directive is not None or token == "#":
+            if directive is not None and token == lexer.NEWLINE:
+                blocks = _cpp_branch(directive, blocks, open_ifs)
+                directive = None
+                head = head if _in_function(blocks) else index + 1
+            else:
+                directive = [*(directive or []), token]
             continue
-        in_function = any(kind == "function" for kind, _name, _start in blocks)
-        if token in (";", lexer.NEWLINE) and not in_function:
+        if token == ";" and not _in_function(blocks):
             head = index + 1
         elif token == "{":
-            kind, name = ("", "") if in_function else _cpp_block(tokens[head:index])
+            kind, name = ("", "") if _in_function(blocks) else _cpp_block(tokens[head:index])
             begin = tokens[head][1] if head < index else start
             blocks.append((kind, name, text.rfind("\n", 0, begin) + 1))
             head = index + 1
@@ -201,9 +221,34 @@ def _cpp_scopes(text: str, found: dict[str, list[Span]]) -> None:
             if name and kind in ("function", "struct"):
                 outer = [n for k, n, _start in blocks if k == "struct" and n]
                 stop = text.find("\n", start)
-                span = Span(begin, len(text) if stop < 0 else stop + 1)
-                found.setdefault(".".join([*outer, name]), []).append(span)
+                spans = found.setdefault(".".join([*outer, name]), [])
+                # Each branch of an `#if` may close it; it is still one.
+                spans[:] = [span for span in spans if span.start != begin]
+                spans.append(Span(begin, len(text) if stop < 0 else stop + 1))
             head = index + 1
+
+
+def _in_function(blocks: list[_Block]) -> bool:
+    return any(kind == "function" for kind, _name, _start in blocks)
+
+
+def _cpp_branch(directive: list[str], blocks: list[_Block], open_ifs: list[_If]) -> list[_Block]:
+    """The open blocks behind a preprocessor line.
+
+    Each branch of an `#if` starts from what was open before it, since a compiler takes one of them:
+    where every branch opens a brace, one brace is open behind them. The first branch decides.
+    """
+    word = directive[1] if len(directive) > 1 else ""
+    if word in ("if", "ifdef", "ifndef"):
+        open_ifs.append(_If(list(blocks)))
+    elif word in ("else", "elif", "elifdef", "elifndef") and open_ifs:
+        one = open_ifs[-1]
+        one.first = list(blocks) if one.first is None else one.first
+        return list(one.before)
+    elif word == "endif" and open_ifs:
+        first = open_ifs.pop().first
+        return blocks if first is None else first
+    return blocks
 
 
 def _cpp_block(declaration: list[tuple[str, int]]) -> tuple[str, str]:

@@ -309,3 +309,57 @@ class TestNearest:
         near = source.nearest("\n".join(lines), "a.py", wanted, (Span(0, 9999),))
         assert near is not None
         assert (near.line, near.text) == (index + 1, lines[index])
+
+
+BRANCHES = """\
+#if A
+__global__ void first(int* p) {
+#else
+__global__ void first(long* p) {
+#endif
+  *p = 1;
+#ifdef B
+  if (p) {
+#elif C
+  for (;;) {
+#else
+  {
+#endif
+    *p = 2;
+  }
+}
+
+void second() {
+#if A
+  work();
+}
+#else
+  other();
+}
+#endif
+
+#if A
+struct S : Base {
+#else
+struct S {
+#endif
+  void member() {}
+};
+void last() {}
+"""
+
+
+def test_each_branch_of_an_if_may_open_or_close_a_brace() -> None:
+    """A compiler takes one branch, so the braces of all of them together need not balance."""
+    found = source.scopes(BRANCHES, "cpp")
+    assert set(found) == {"first", "second", "S", "S.member", "last"}
+    path = "a.cu"
+    assert lines_of(BRANCHES, path, "first") == [(2, 16)]
+    assert lines_of(BRANCHES, path, "second") == [(18, 24)]
+    assert lines_of(BRANCHES, path, "S") == [(28, 33)]
+    assert lines_of(BRANCHES, path, "S.member") == [(32, 32)]
+    assert lines_of(BRANCHES, path, "last") == [(34, 34)]
+
+
+def test_an_if_that_is_never_closed_does_not_hide_what_follows() -> None:
+    assert set(source.scopes("#else\n#endif\n#if A\nvoid f() {}\n", "cpp")) == {"f"}
