@@ -106,9 +106,10 @@ def checked_path(text: str, where: str) -> str:
 def _from_hub(name: str, http: Http, hub: str, token: str | None, revision: str) -> Listing:
     where = f"{scrub(hub)}/{name}"
     headers = hub_headers(token)
-    model = _json(_ask(http, f"{hub}/api/models/{name}/revision/{quote(revision, safe='')}",
-                       f"the model {name} at {revision}", headers), where)  # fmt: skip
-    commit = model.get("sha") if isinstance(model, dict) else None
+    address = f"{hub}/api/models/{name}/revision/{quote(revision, safe='')}"
+    answer = _json(_ask(http, address, f"the model {name} at {revision}", headers), where)
+    model = answer if isinstance(answer, dict) else {}
+    commit = model.get("sha")
     if not isinstance(commit, str) or not re.fullmatch(r"[0-9a-f]{40}", commit):
         raise IntegrityError(f"{where}: expected the commit of {revision}, found {commit!r}")
     card = model.get("cardData")
@@ -122,7 +123,7 @@ def _from_hub(name: str, http: Http, hub: str, token: str | None, revision: str)
 
 def _is_hidden(entry: dict[str, object]) -> bool:
     # .gitattributes and the like belong to the repository, not to the checkpoint.
-    return str(entry.get("path", "")).startswith(".")
+    return re.match(r"\.[^./]", str(entry.get("path", ""))) is not None
 
 
 def _pages(
@@ -166,8 +167,8 @@ def _from_web(source: str, http: Http) -> Listing:
     reply = http.get(f"{base}/{SUMS}", what=f"{SUMS}, which lists the files and their hashes",
                      accept=(200, 404))  # fmt: skip
     if reply.status == 404:
-        raise UsageError(f"{where}: expected {SUMS} beside the files, found none", hint="make one "
-                         f"where the files are: sha256sum $(ls -p | grep -v /) > {SUMS}")  # fmt: skip
+        raise UsageError(f"{where}: expected {SUMS} beside the files, found none",
+                         hint=f"make one where they are: sha256sum * > {SUMS}")  # fmt: skip
     sums = _sums(reply.body, f"{where}/{SUMS}")
     files = [WeightFile(path, f"{base}/{quote(path)}", None, sha) for path, sha in sums.items()]
     return Listing(where, None, "not said by this mirror", _sorted(files, where))
@@ -182,7 +183,7 @@ def _from_folder(folder: Path) -> Listing:
         if missing:
             raise IntegrityError(f"{folder}: expected {len(sums)} files that {SUMS} names, "
                                  f"found no {', '.join(missing[:5])}")  # fmt: skip
-    paths = sums or {
+    paths: dict[str, str | None] = {**sums} or {
         path.relative_to(folder).as_posix(): None
         for path in folder.rglob("*")
         if path.is_file() and not any(part.startswith(".") for part in
@@ -205,7 +206,7 @@ def _sums(body: bytes, where: str) -> dict[str, str]:
         match = _SUM.fullmatch(line.strip())
         if match is None:
             raise IntegrityError(
-                f"{where}, line {number}: expected HASH  NAME, found {line[:80]!r}"
+                f"{where}, line {number}: expected a hash and a name, found {line[:80]!r}"
             )
         path = checked_path(match[2].removeprefix("./"), f"{where}, line {number}")
         if found.setdefault(path, match[1]) != match[1]:
@@ -227,8 +228,11 @@ def _ask(http: Http, url: str, what: str, headers: dict[str, str]) -> Reply:
                      own_auth=bool(headers))  # fmt: skip
     if reply.status == 200:
         return reply
-    hint = {404: "check the name and --revision", 401: "set HF_TOKEN to a token that may read it",
-            403: "accept the model's terms on its page, and set HF_TOKEN"}[reply.status]  # fmt: skip
+    hint = {
+        401: "check the name, or set HF_TOKEN to a token that may read it",
+        403: "accept the model's terms on its page, and set HF_TOKEN",
+        404: "check the name and --revision",
+    }[reply.status]
     raise EngineError(f"{scrub(url)}: expected {what}, found status {reply.status}", hint=hint)
 
 

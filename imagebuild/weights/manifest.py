@@ -1,4 +1,4 @@
-"""weights.json: what a folder of weights holds and where it came from; read and written here only."""
+"""weights.json: what a folder of weights holds and where it is from. Read and written here only."""
 
 from __future__ import annotations
 
