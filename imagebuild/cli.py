@@ -15,6 +15,7 @@ from imagebuild.errors import BuildError, EngineError, UsageError
 from imagebuild.patching.patch import GPU_ARCHES
 
 INTERRUPTED = 130
+AUDIT_FORMATS = ("text", "json", "markdown", "html", "sarif", "junit", "github")
 _EPILOG = """\
 exit codes: 0 all well; 1 a person must look; 2 usage or a malformed file; 3 broken; 4 lock or
 integrity; 5 engine, network or tool; 130 interrupted"""
@@ -130,7 +131,10 @@ def _parser() -> argparse.ArgumentParser:
     images.add_argument("--dist", metavar="DIR", help="where results are; default: dist")
     _verb(verbs, "render", "commands.image:render_files", "write generated lines of the Dockerfile")
 
-    audit = _verb(verbs, "audit", "commands.audit:run", "what vLLM releases mean for each patch")
+    audit = _verb(verbs, "audit", "commands.audit:run", "what vLLM releases mean for each patch",
+                  formats=AUDIT_FORMATS)  # fmt: skip
+    audit.add_argument("--report", metavar="FORMAT=FILE", action="append", default=[],
+                       help="also write a report, in any of these formats; repeatable")  # fmt: skip
     _arch(audit, "leave out patches that do not matter for it; default: none")
     audit.add_argument("--against", metavar="SPEC", action="append", default=[],
                        help="a version or a range such as '>=0.31,<0.33'; repeatable")  # fmt: skip
@@ -142,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     _patches(verbs)
     _lock(verbs)
     _weights(verbs)
+    _bench(verbs)
 
     verify = _verb(verbs, "verify", "commands.verify:run", "check a patched tree")
     _arch(verify, "what it must be built for; default: what its manifest says, or this machine's")
@@ -232,8 +237,11 @@ def _lock(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
     _verb(lock, "show", "commands.lock:show", "what is locked")
     update = _verb(lock, "update", "commands.lock:update", "resolve anew where it is from")
     update.add_argument("entry", metavar="ENTRY", nargs="*",
-                        help="wheels, image, or another name in `lock show`; one that cannot be "
-                        "reached is then an error; default: all")  # fmt: skip
+                        help="wheels, image, debs (asks apt in the base, so only when named) or "
+                        "another name in `lock show`; one that cannot be reached is then an error; "
+                        "default: all")  # fmt: skip
+    update.add_argument("--base", metavar="IMAGE", help="with debs: another name of the base, "
+                        "such as a mirror's by digest")  # fmt: skip
     update.add_argument("--base-version", type=_release, metavar="V", action="append",
                         help="a release; repeatable; default: all that are locked")  # fmt: skip
     update.add_argument("--accept", metavar="PATCH", action="append", default=[],
@@ -265,6 +273,46 @@ def _weights(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
     for one in (fetch, verify):
         one.add_argument("--jobs", metavar="N", type=_count, default=4,
                          help="files at a time; default: 4")  # fmt: skip
+
+
+def _bench(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    bench = _group(verbs, "bench", "measure what is running")
+    serve = _verb(bench, "serve", "commands.bench:serve",
+                  "speed of an OpenAI server, or of two in turn")  # fmt: skip
+    serve.add_argument("url", metavar="URL", help="such as http://127.0.0.1:8002")
+    serve.add_argument("--versus", metavar="URL", help="another server, measured in turn with it")
+    serve.add_argument("--baseline", metavar="FILE", help="an earlier --output to compare with")
+    serve.add_argument("--output", metavar="FILE", help="where the figures go as JSON")
+    serve.add_argument("--label", metavar="TEXT", default="", help="kept in --output")
+    serve.add_argument("--model", metavar="NAME", help="default: the first one served")
+    serve.add_argument("--api-key-file", metavar="FILE", help="default: OPENAI_API_KEY's value")
+    serve.add_argument("--concurrency", metavar="N,N", type=_counts,
+                       default=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+                       help="default: 1,2,4,...,256")  # fmt: skip
+    for name, default, what in (
+        ("--prompt-tokens", 512, "about how long prompts are"),
+        ("--output-tokens", 128, "how long answers are"),
+        ("--requests", 2, "for each of those at a time"),
+        ("--repeats", 5, "of each level, for the median"),
+        ("--timeout", 300, "seconds without a byte"),
+    ):
+        serve.add_argument(name, metavar="N", type=_positive, default=default,
+                           help=f"{what}; default: {default}")  # fmt: skip
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """Numbers with commas. Raises what argparse turns into a sentence."""
+    counts = tuple(int(word) for word in text.split(",") if word.isdecimal())
+    if len(counts) != text.count(",") + 1 or not all(1 <= count <= 1024 for count in counts):
+        raise argparse.ArgumentTypeError(f"expected numbers from 1 to 1024, found {text!r}")
+    return counts
+
+
+def _positive(text: str) -> int:
+    """A number above 0. Raises what argparse turns into a sentence."""
+    if not text.isdecimal() or not 1 <= int(text) <= 10**7:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text!r}")
+    return int(text)
 
 
 def _group(verbs, name: str, text: str):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202

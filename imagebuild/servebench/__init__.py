@@ -1,0 +1,1 @@
+"""Measures a running OpenAI-compatible server from outside. Knows nothing of images and patches."""
