@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from imagebuild.errors import BuildError
+from imagebuild.escape import visible
 from imagebuild.sources.download import Progress
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Console:
             self._out.print(_table(title, columns, rows), soft_wrap=False)
             return
         self.result(title)
-        lines = [[" ".join(cell.split("\n")) for cell in row] for row in [columns, *rows]]
+        lines = [[visible(" ".join(c.split("\n"))) for c in row] for row in [columns, *rows]]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         for line in lines:
             cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
@@ -62,6 +63,10 @@ class Console:
         """The JSON document of the run; nothing in text mode."""
         if self.is_json:
             _write(sys.stdout, json.dumps({"schema": 1, **content}, indent=2) + "\n")
+
+    def report(self, text: str) -> None:
+        """A whole result in a format of its own, to the character."""
+        _write(sys.stdout, text)
 
     def note(self, text: str) -> None:
         """A notice on stderr."""
@@ -121,6 +126,7 @@ def _rich(color: str, *, stderr: bool) -> RichConsole:
 
 def _print(console: RichConsole, text: str, style: str = "") -> None:
     """Prints one message; without a terminal to the character, since rich replaces tabs."""
+    text = visible(text)  # upstream's code may hold what a terminal obeys
     if not console.is_terminal:
         _write(sys.stderr if console.stderr else sys.stdout, text + "\n")
         return
@@ -148,7 +154,7 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
     for column in columns:
         table.add_column(column, overflow="fold")  # long hashes are broken, never cut
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(visible(cell)) for cell in row))
     return table
 
 

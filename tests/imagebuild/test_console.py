@@ -38,6 +38,27 @@ def test_a_table_is_a_line_a_row(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "title\n  a       what\n  x       one two\n  longer\n"
 
 
+@pytest.mark.parametrize("color", ["auto", "always"])
+def test_what_a_terminal_would_obey_is_shown(
+    color: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostile = "a\x1b[2Jb\rc\x9b8md\u202ee"
+    console = Console(color=color)
+    console.result(hostile)
+    console.note(hostile)
+    console.table("title", ("what",), [(hostile,)])
+    said = capsys.readouterr()
+    assert said.out.count("a\\x1b[2Jb\\rc\\x9b8md\\u202ee") == 2
+    assert "a\\x1b[2Jb" in said.err
+    for raw in ("\x1b[2J", "\r", "\x9b", "\u202e"):
+        assert raw not in said.out + said.err
+
+
+def test_a_report_is_printed_to_the_character(capsys: pytest.CaptureFixture[str]) -> None:
+    Console(color="always").report("::error::a%0Ab\n[bold]\t\n")
+    assert capsys.readouterr().out == "::error::a%0Ab\n[bold]\t\n"
+
+
 def test_an_empty_table(capsys: pytest.CaptureFixture[str]) -> None:
     Console().table("title", ("a", "what"), [])
     assert capsys.readouterr().out == "title\n  a  what\n"
