@@ -16,6 +16,7 @@ from imagebuild.errors import IntegrityError, ReviewError, UsageError, raise_col
 from imagebuild.files import write_atomically
 from imagebuild.lock import SCHEMA, BaseLock, Lock
 from imagebuild.lock_remote import as_recipe
+from imagebuild.patching.callers import ARROW, CALLED, edges_of
 from imagebuild.patching.evaluate import Fingerprints, contexts_of, fingerprint_of
 from imagebuild.patching.selection import select
 from imagebuild.patching.series import Series
@@ -129,6 +130,7 @@ def fingerprints(series: Series, tree: Tree) -> dict[str, dict[str, str]]:
                 problems.append(f"{patch.name}: {symbol} is not in the tree")
             else:
                 found[patch.name][str(symbol)] = digest
+        found[patch.name] |= dict.fromkeys(edges_of(tree, selection.variant), CALLED)
     raise_collected(IntegrityError, f"vLLM {tree.identity.version} cannot be locked", problems,
                     hint="build.py audit shows what moved; re-anchor the patch first")  # fmt: skip
     return found
@@ -265,6 +267,9 @@ def _changed(lock: Lock, version: str, found: Mapping[str, Fingerprints]) -> Ite
         for symbol, digest in symbols.items():
             if symbol in known and known[symbol] != digest:
                 yield Changed(version, patch, symbol, known[symbol], digest)
+        for edge in sorted(entry for entry in known if ARROW in entry and entry not in symbols):
+            if edge.partition(ARROW)[0] in symbols:  # else the patch edits something else now
+                yield Changed(version, patch, edge, CALLED, "not called")
 
 
 def _moved(before: BaseLock | None, after: BaseLock) -> Iterable[str]:

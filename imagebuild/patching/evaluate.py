@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from imagebuild.errors import BuildError
 from imagebuild.patching import text as source
+from imagebuild.patching.callers import ARROW, lost_edges
 from imagebuild.patching.patch import (
     Answer,
     Drop,
@@ -28,7 +29,8 @@ from imagebuild.patching.structure import NotThere
 from imagebuild.patching.tree import OverlayTree, Tree
 from imagebuild.patching.workspace import EditReport, State, Workspace, overall
 
-# Fingerprints by symbol (`path::scope`) of one patch on one locked base.
+# Fingerprints by symbol (`path::scope`) of one patch on one locked base, and its recorded callers
+# (`imagebuild.patching.callers`).
 Fingerprints = Mapping[str, str]
 
 
@@ -306,7 +308,13 @@ def _judge_context(
         what = "is not in the lock" if context.locked is None else what
         report.add("warning", "context-changed", f"{context.symbol} {what}",
                    file=context.symbol.path)  # fmt: skip
-    changed = locked is None or any(c.found != c.locked for c in report.contexts)
+    edges = [entry for entry in locked or () if ARROW in entry]
+    lost = lost_edges(tree, variant, edges)
+    for symbol, caller in lost:
+        report.add("warning", "caller-lost", f"{caller} no longer reaches {symbol}",
+                   file=caller.partition("::")[0],
+                   fix="see whether what is edited is still reached")  # fmt: skip
+    changed = locked is None or bool(lost) or any(c.found != c.locked for c in report.contexts)
     if changed and report.verdict is Verdict.OK:
         report.verdict = Verdict.REVIEW
 
