@@ -3,7 +3,8 @@
 # and from named contexts. There is no syntax line, since that would pull a frontend.
 #
 # Named contexts (docker build --build-context NAME=DIR), each empty unless given:
-#   debs          .deb files for the image with their SHA256SUMS
+#   debs          .deb files for the image with their SHA256SUMS, or a folder of both for each of
+#                 amd64 and arm64; build.py fetches those that the lock has
 #   cuda          a CUDA toolkit, for a base that has no nvcc
 #   flashkda-src  FlashKDA's sources with CUTLASS in cutlass/, instead of the commits below
 #   vllm-src      vLLM's csrc/ of the base's commit, from its sdist; only to build FlashKDA

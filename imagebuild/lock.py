@@ -194,7 +194,7 @@ def _base(version: str, table: Mapping[str, Any]) -> BaseLock:
     return BaseLock(
         version=version,
         commit=str(table["commit"]),
-        epoch=int(table["epoch"]),
+        epoch=_epoch(table["epoch"]),
         wheels=wheels,
         versions={project: str(entry["version"]) for project, entry in table["wheels"].items()},
         pins={project: str(pin) for project, pin in table["pins"].items()},
@@ -207,3 +207,10 @@ def _base(version: str, table: Mapping[str, Any]) -> BaseLock:
         sdist=read_file(table["sdist"]) if "sdist" in table else None,
         debs=read_debs(table["debs"]) if "debs" in table else None,
     )
+
+
+def _epoch(value: object) -> int:
+    # Negative times cannot be packed into an archive, and text is no time.
+    if type(value) is not int or value < 0:
+        raise ValueError(f"epoch: expected seconds since 1970, found {value!r}")
+    return value

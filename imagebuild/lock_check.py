@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from imagebuild import tags
+from imagebuild import lock_debs, tags
 from imagebuild.config import Recipe
 from imagebuild.errors import EngineError, IntegrityError
 from imagebuild.lock import BaseLock, Lock, same_commit
+from imagebuild.lock_entries import DEBS
 from imagebuild.lock_remote import (
     IMAGE,
     WHEELS,
@@ -21,6 +22,7 @@ from imagebuild.lock_remote import (
     source_host,
 )
 from imagebuild.pins import ImagePin, SourcePin, WheelPin
+from imagebuild.sources.http import Http
 from imagebuild.sources.imageref import parse_reference
 from imagebuild.sources.registry import NotFoundError
 from imagebuild.upstream import Upstream
@@ -65,6 +67,9 @@ def check(
         for version, base in fresh.bases.items():
             locked = lock.bases[version].image
             found += checker.image(f"vLLM {version}, image", locked, base.image, base)
+    if not named or DEBS in named:
+        for version, base in fresh.bases.items():
+            found += checker.debs(f"vLLM {version}, {DEBS}", base, upstream.http)
     for name, pin in fresh.images.items():
         if not named or name in named:
             found += checker.image(name, lock.images.get(name), pin, None)
@@ -152,6 +157,29 @@ class _Checker:
             return list(_in_registry(entry, wanted, self.remotes, base))
 
         yield from self._ask(entry, wanted, image_host(wanted), look)
+
+    def debs(self, entry: str, base: BaseLock, http: Http) -> Iterator[Finding]:
+        """Findings on packages that were resolved: for which base, and whether they are there."""
+        pin = base.debs
+        if pin is None or not pin.files:
+            return
+        if base.image is not None and base.image.digest != pin.base:
+            yield Finding("warning", entry, f"resolved for {pin.base}, the locked image is "
+                          f"{base.image.digest or 'unresolved'}; build.py lock update debs"
+                          )  # fmt: skip
+        try:
+            gone = lock_debs.gone(pin, http)
+        except EngineError as error:
+            if self.is_named:
+                raise
+            yield Finding("info", entry, f"{pin.state}, {NOT_VERIFIED}: {error}")
+            return
+        if gone:
+            yield Finding("warning", entry, f"the archive has dropped {', '.join(gone)}; "
+                          "build.py lock update debs")  # fmt: skip
+        count = sum(map(len, pin.files.values()))
+        yield Finding("info", entry, f"{pin.state} on {pin.seen}, {count - len(gone)} of {count} "
+                      "files are there")  # fmt: skip
 
     def source(self, name: str, locked: SourcePin | None, wanted: SourcePin) -> Iterator[Finding]:
         """Findings on a commit: as it is locked, and as the recipe wants it."""

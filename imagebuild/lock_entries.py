@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from imagebuild.config import Recipe
 from imagebuild.errors import IntegrityError, raise_collected
 from imagebuild.lock import BaseLock, Lock
-from imagebuild.pins import ImagePin, SourcePin
+from imagebuild.pins import DebsPin, ImagePin, SourcePin
 
 # Named contexts of the Dockerfile that stand in for an entry.
 DEBS, FLASHKDA_SOURCES, VLLM_SOURCES = "debs", "flashkda-src", "vllm-src"
@@ -67,9 +67,16 @@ def _of_base(recipe: Recipe, version: str, base: BaseLock) -> Iterator[Entry]:
     if base.image is not None:
         yield _image(version, "image", base.image)
     if base.debs is not None:
-        yield Entry(version, "debs", base.debs.state, ", ".join(base.debs.packages))
+        yield _debs(version, base.debs)
     elif recipe.image.debs:
         yield Entry(version, "debs", "unresolved", ", ".join(recipe.image.debs))
+
+
+def _debs(version: str, pin: DebsPin) -> Entry:
+    names = ", ".join(pin.packages)
+    counts = ", ".join(f"{len(found)} for {platform}" for platform, found in pin.files.items())
+    says = f"apt of {pin.base[:19]}, {pin.seen}" if pin.files else ""
+    return Entry(version, DEBS, pin.state, f"{names} ({counts})" if counts else names, says)
 
 
 def _image(base: str, name: str, pin: ImagePin) -> Entry:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from imagebuild.config import GitSource, ImageName, Recipe
 from imagebuild.errors import EngineError, IntegrityError, UsageError
 from imagebuild.lock import BaseLock, Lock, same_commit
+from imagebuild.lock_entries import DEBS
 from imagebuild.pins import DebsPin, ImagePin, SourcePin, read_image
 from imagebuild.sources.git import Git, NoCommitError
 from imagebuild.sources.http import UnreachableError
@@ -65,8 +66,8 @@ class Resolved:
 
 
 def words(recipe: Recipe) -> tuple[str, ...]:
-    """What may be named: the wheels, the base image, and each artifact and source."""
-    return (WHEELS, IMAGE, *recipe.image.artifacts, *recipe.image.sources)
+    """What may be named: wheels, base image, packages, and each artifact and source."""
+    return (WHEELS, IMAGE, DEBS, *recipe.image.artifacts, *recipe.image.sources)
 
 
 def require_words(recipe: Recipe, named: list[str]) -> None:

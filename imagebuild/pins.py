@@ -14,6 +14,7 @@ from typing import Any
 
 STATES = ("resolved", "cited", "unresolved")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_DEB = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._~%:-]*\.deb")
 
 
 @dataclass(frozen=True)
@@ -82,16 +83,38 @@ class SourcePin:
 
 
 @dataclass(frozen=True)
+class DebPin:
+    """One .deb file by its hash; `url` is where the base's own apt finds it, `size` in bytes."""
+
+    filename: str
+    url: str
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
 class DebsPin:
-    """Packages that a base gets. `files` has SHA-256 by file name, by platform."""
+    """Packages that a base gets.
+
+    Attributes:
+        packages: as the recipe names them; `files` has what they depend on as well.
+        state: "resolved" or "unresolved".
+        base: digest of the image whose apt resolved them: another one may lack what they need.
+        seen: day on which it did.
+        files: by platform.
+    """
 
     packages: tuple[str, ...]
     state: str = "unresolved"
-    files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    base: str = ""
+    seen: str = ""
+    files: Mapping[str, tuple[DebPin, ...]] = field(default_factory=dict)
 
     def to_toml(self) -> dict[str, Any]:
         """Its table in the lock."""
-        return {**_without_empty(self), "packages": list(self.packages)}
+        files = {name: [vars(one) for one in found] for name, found in sorted(self.files.items())}
+        table = {**_without_empty(self), "packages": list(self.packages)}
+        return {**table, "files": files} if files else table
 
 
 def _without_empty(pin: object) -> dict[str, Any]:
@@ -100,10 +123,21 @@ def _without_empty(pin: object) -> dict[str, Any]:
 
 def read_file(entry: Mapping[str, Any]) -> WheelPin:
     """Reads a wheel's or an sdist's table. Raises KeyError or ValueError when it is malformed."""
+    return WheelPin(str(entry["filename"]), _sha256(entry), _positive(entry, "size"))
+
+
+def _sha256(entry: Mapping[str, Any]) -> str:
     digest = str(entry["sha256"])
     if not _SHA256.fullmatch(digest):
         raise ValueError(f"sha256: expected 64 lower-case hex digits, found {digest!r}")
-    return WheelPin(str(entry["filename"]), digest, int(entry["size"]))
+    return digest
+
+
+def _positive(entry: Mapping[str, Any], key: str) -> int:
+    value = entry[key]
+    if type(value) is not int or value <= 0:
+        raise ValueError(f"{key}: expected a number above 0, found {value!r}")
+    return value
 
 
 def read_image(table: Mapping[str, Any]) -> ImagePin:
@@ -134,13 +168,24 @@ def read_source(table: Mapping[str, Any]) -> SourcePin:
 def read_debs(table: Mapping[str, Any]) -> DebsPin:
     """Reads the packages' table. Raises KeyError or ValueError when it is malformed."""
     files = {
-        str(platform): {str(name): str(digest) for name, digest in entries.items()}
-        for platform, entries in table.get("files", {}).items()
+        str(platform): tuple(map(_read_deb, found))
+        for platform, found in table.get("files", {}).items()
     }
-    for digest in (digest for entries in files.values() for digest in entries.values()):
-        if not _SHA256.fullmatch(digest):
-            raise ValueError(f"debs: expected 64 lower-case hex digits, found {digest!r}")
-    return DebsPin(tuple(map(str, table["packages"])), _state(table, "debs"), files)
+    state, base = _state(table, "debs"), str(table.get("base", ""))
+    if (state == "unresolved") == bool(files) or bool(files) != bool(base):
+        raise ValueError(f"debs: expected {'no files' if state == 'unresolved' else 'files'} and "
+                         f"the base that they are for, since its state is {state}")  # fmt: skip
+    return DebsPin(tuple(map(str, table["packages"])), state, base, str(table.get("seen", "")),
+                   files)  # fmt: skip
+
+
+def _read_deb(entry: Mapping[str, Any]) -> DebPin:
+    name, url = str(entry["filename"]), str(entry["url"])
+    if not _DEB.fullmatch(name):
+        raise ValueError(f"debs: expected the name of a .deb file, found {name!r}")
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"debs: expected url = http(s)://..., found {url!r}")
+    return DebPin(name, url, _sha256(entry), _positive(entry, "size"))
 
 
 def _state(table: Mapping[str, Any], what: str) -> str:

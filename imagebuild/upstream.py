@@ -12,10 +12,10 @@ from pathlib import Path
 from types import TracebackType
 
 from imagebuild.config import Recipe
-from imagebuild.errors import IntegrityError, ReviewError, UsageError
+from imagebuild.errors import EngineError, IntegrityError, ReviewError, UsageError
 from imagebuild.lock import BaseLock, Lock
 from imagebuild.patching.tree import Identity, Tree, UnionTree
-from imagebuild.pins import WheelPin
+from imagebuild.pins import DebPin, WheelPin
 from imagebuild.sources.cache import Cache
 from imagebuild.sources.download import Progress, fetch, no_progress
 from imagebuild.sources.http import Http
@@ -239,6 +239,28 @@ class Upstream:
             raise IntegrityError(f"{pin.filename}: expected it in the index, found none",
                                  hint="build.py lock check wheels")  # fmt: skip
         return fetch(file, pin.sha256, self.cache, self.http, self.progress)
+
+    def fetch_deb(self, pin: DebPin) -> Path:
+        """A locked .deb, verified, from the cache or downloaded.
+
+        Raises:
+            IntegrityError: its archive offers other bytes.
+            EngineError: as `fetch`; an archive keeps the newest version of a package only.
+        """
+        path = self.cache.blob(pin.sha256)
+        if path is not None:
+            return path
+        file = IndexFile("", pin.filename, "", pin.url, pin.sha256, pin.size)
+        try:
+            return fetch(file, pin.sha256, self.cache, self.http, self.progress)
+        except IntegrityError as error:
+            hint = "build.py lock update debs, or give them: --build-context debs=DIR"
+            raise IntegrityError(str(error), hint=hint) from error
+        except EngineError as error:
+            hint = error.hint if self.http.offline else (
+                "an archive drops what is superseded: build.py lock update debs, or give the "
+                "packages: --build-context debs=DIR")  # fmt: skip
+            raise EngineError(str(error), hint=hint) from error
 
 
 def is_exact(pin: str) -> bool:

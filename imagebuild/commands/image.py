@@ -56,7 +56,8 @@ def plan(context: Context) -> int:
     console = context.console
     console.table(f"plan: image of {request.recipe.name}", ("value", "is", "from"), rows)
     warnings = [sentence for sentence, _name in _unmet(context, request)]
-    warnings += engine.missing_parts(request)
+    known = request.reference.partition("@")[2]
+    warnings += engine.missing_parts(request, engine.debs_of(request, known)[1])
     for sentence in warnings:
         console.result(f"  ! {sentence}")
     console.document({
@@ -105,10 +106,11 @@ def run(context: Context) -> int:
     console.step(f"FlashKDA: {choice}: {why}")
     lock_entries.require_met(_unmet(context, request))
     docker = Docker(console.command, arguments.builder)
-    with _with_sources(context, request) as complete:
-        built = engine.build(complete, docker, console.step, is_loaded=not arguments.no_load,
-                             is_pushed=arguments.push)  # fmt: skip
-    for sentence in engine.missing_parts(request):
+    with _with_sources(context, request) as complete, context.upstream() as upstream:
+        built = engine.build(complete, docker, console.step, fetch=upstream.fetch_deb,
+                             is_loaded=not arguments.no_load, is_pushed=arguments.push
+                             )  # fmt: skip
+    for sentence in engine.missing_parts(request, built.without_debs):
         console.result(f"  ! {sentence}")
     _show(context, request, built)
     return 0

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import datetime
 
-from imagebuild import lock_check, lock_entries, lock_remote, lock_update
+from imagebuild import lock_check, lock_debs, lock_entries, lock_remote, lock_update
 from imagebuild.commands import deep
 from imagebuild.commands.context import Context
+from imagebuild.engines.docker import Docker
 from imagebuild.errors import BrokenError, UsageError
-from imagebuild.lock import read_lock
+from imagebuild.lock import Lock, read_lock
 from imagebuild.lock_remote import Remotes
 from imagebuild.lock_update import Changed
 from imagebuild.sources.dockerauth import Logins
@@ -66,6 +67,8 @@ def update(context: Context) -> int:
     if arguments.tree:
         raise UsageError("lock update: --tree goes with --deep")
     named = arguments.entry
+    if arguments.base and lock_entries.DEBS not in named:
+        raise UsageError(f"lock update: --base goes with the entry {lock_entries.DEBS}")
     wanted = arguments.base_version or list(context.lock.bases)
     wanted = wanted or [context.recipe.base_version]
     accepted = arguments.accept
@@ -91,13 +94,16 @@ def update(context: Context) -> int:
             named,
             versions,
         )
-    lock = resolved.lock
+    lock, kept = resolved.lock, list(resolved.kept)
     moved += resolved.moved
+    if lock_entries.DEBS in named:
+        lock, sentences = _update_debs(context, lock)
+        kept += sentences
     for item in changed:
         context.console.result(f"  accepted vLLM {item.version}, {item.patch}: {item.symbol}")
     for sentence in moved:
         context.console.result(f"  {sentence}")
-    for sentence in resolved.kept:
+    for sentence in kept:
         context.console.result(f"  ! {sentence}")
     is_new = lock_update.write(lock)
     state = "written" if is_new else "nothing changed"
@@ -108,9 +114,26 @@ def update(context: Context) -> int:
         "bases": wanted,
         "accepted": [vars(item) for item in changed],
         "moved": moved,
-        "kept": list(resolved.kept),
+        "kept": kept,
     })  # fmt: skip
     return 0
+
+
+def _update_debs(context: Context, lock: Lock) -> tuple[Lock, list[str]]:
+    """Has the bases' own apt resolve the packages; of no release named, the recipe's alone."""
+    arguments, kept = context.arguments, []
+    versions = arguments.base_version or [context.recipe.base_version]
+    if arguments.base and len(versions) > 1:
+        raise UsageError(f"--base: expected one release with it, found {', '.join(versions)}")
+    docker = Docker(context.console.command)
+    for version in versions:
+        base = lock.base(version)
+        context.console.step(f"ask apt in the image of vLLM {base.version}")
+        today = datetime.datetime.fromtimestamp(lock_check.now(), datetime.UTC).date().isoformat()
+        pin, sentences = lock_debs.resolve(context.recipe, base, docker, today, arguments.base)
+        lock = lock_debs.with_debs(lock, base.version, pin)
+        kept += sentences
+    return lock, kept
 
 
 def _remotes(context: Context, upstream: Upstream) -> Remotes:

@@ -17,35 +17,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from imagebuild.engines.progress import Progress, Vertex
-from imagebuild.errors import (
-    BrokenError,
-    BuildError,
-    EngineError,
-    IntegrityError,
-    ReviewError,
-    UsageError,
-)
+from imagebuild.engines.failure import failure, hint_of, last_line
+from imagebuild.engines.progress import Progress
+from imagebuild.errors import EngineError, UsageError
 
 OLDEST = 26  # BuildKit 0.13, the first that rewrites file times
 GIB = 1 << 30
 _WITHOUT = "or build without an engine: build.py build --engine tree"
-_STEP_ERRORS: Mapping[int, type[BuildError]] = {
-    1: ReviewError,
-    2: UsageError,
-    3: BrokenError,
-    4: IntegrityError,
-}
 Echo = Callable[[Sequence[str]], None]
 
 
 @dataclass(frozen=True)
 class Builder:
-    """What builds. `driver` is buildx's word; `platforms` are those that it can run."""
+    """What builds.
+
+    Attributes:
+        driver: buildx's word.
+        platforms: that it can run.
+        is_beside: it is not the engine itself, and sees none of the engine's images.
+    """
 
     name: str
     driver: str
     platforms: tuple[str, ...]
+    is_beside: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,7 +90,7 @@ class Docker:
         answer = self._ask(["version", "--format", "{{json .Server}}"])
         server = _json(answer.stdout)
         if not isinstance(server, dict) or not server.get("Version"):
-            said = _last(answer.stderr) or "nothing"
+            said = last_line(answer.stderr) or "nothing"
             where = os.environ.get("DOCKER_HOST", "the default socket")
             raise EngineError(f"docker: expected an engine at {where}, found: {said}",
                               hint=f"start Docker, for example: systemctl start docker; {_WITHOUT}"
@@ -122,13 +117,18 @@ class Docker:
         fields = dict(re.findall(r"^(\w+): +(.+)$", answer.stdout, re.MULTILINE))
         if answer.returncode or "Driver" not in fields:
             what = f"--builder {self._builder}" if self._builder else "buildx inspect"
-            raise EngineError(f"{what}: expected a builder, found: {_last(answer.stderr)}",
+            raise EngineError(f"{what}: expected a builder, found: {last_line(answer.stderr)}",
                               hint="docker buildx ls names those there are")  # fmt: skip
-        if fields["Driver"] == "docker":
+        name, driver = fields.get("Name", ""), fields["Driver"]
+        # The engine's own builder is called as the client's context.
+        is_beside = driver != "docker" or (
+            self._builder is not None and name != self._ask(["context", "show"]).stdout.strip()
+        )
+        if not is_beside:
             self._require_containerd_store()
         listed = fields.get("Platforms", "").replace("*", "")
         platforms = tuple(dict.fromkeys(part.strip() for part in listed.split(",") if part))
-        return Builder(fields.get("Name", ""), fields["Driver"], platforms)
+        return Builder(name, driver, platforms, is_beside)
 
     def _require_containerd_store(self) -> None:
         answer = self._ask(["info", "--format", "{{json .DriverStatus}}"])
@@ -150,14 +150,22 @@ class Docker:
                 "qemu-user-static; or name a builder of that platform: --builder NAME",
             )
 
-    def base(self, reference: str, platforms: Sequence[str]) -> BaseImage:
+    def base(
+        self, reference: str, platforms: Sequence[str], builder: Builder | None = None
+    ) -> BaseImage:
         """Looks the base up, in the engine's store and then in its registry.
+
+        Args:
+            reference: as a FROM names it.
+            platforms: that it must have.
+            builder: what builds from it.
 
         Raises:
             EngineError: it is in neither.
             UsageError: it has no image for one of the platforms.
         """
-        found = self._local(reference) or self._remote(reference)
+        is_beside = builder is not None and builder.is_beside
+        found = (None if is_beside else self._local(reference)) or self._remote(reference)
         missing = [one for one in platforms if found.platforms and one not in found.platforms]
         if missing:
             raise UsageError(f"base {reference}: expected an image for {' and '.join(missing)}, "
@@ -193,7 +201,7 @@ class Docker:
         content = _json(answer.stdout)
         if answer.returncode or not isinstance(content, dict):
             raise EngineError(f"base {reference}: expected it in the engine or its registry, "
-                              f"found: {_last(answer.stderr)}",
+                              f"found: {last_line(answer.stderr)}",
                               hint="docker login, or a mirror: --base MIRROR/NAME@sha256:..., or "
                               "docker load an archive of it and name its tag")  # fmt: skip
         return content
@@ -253,7 +261,7 @@ class Docker:
                 process.terminate()
                 raise
         if process.returncode:
-            raise _failure(progress)
+            raise failure(progress)
         return progress
 
     def _options(self, call: Call) -> list[str]:
@@ -282,6 +290,15 @@ class Docker:
         """Writes a loaded image as an archive; digests stay. Raises EngineError."""
         self._do(["save", "--output", str(archive), image])
 
+    def run(self, image: str, platform: str, script: str) -> str:
+        """What a shell script prints in a new container of an image, which has the network.
+
+        Raises:
+            EngineError: the image cannot be pulled or run for that platform, or the script failed.
+        """
+        return self._do(["run", "--rm", "--platform", platform, "--entrypoint", "sh", image,
+                         "-c", script])  # fmt: skip
+
     def tag(self, image: str, name: str) -> None:
         """Gives an image one more name. Raises EngineError."""
         self._do(["image", "tag", image, name])
@@ -291,7 +308,7 @@ class Docker:
         said = self._do(["push", name])
         found = re.search(r"digest: (sha256:[0-9a-f]{64})", said)
         if not found:
-            raise EngineError(f"docker push {name}: expected a digest, found: {_last(said)}")
+            raise EngineError(f"docker push {name}: expected a digest, found: {last_line(said)}")
         return found[1]
 
     def _do(self, arguments: Sequence[str]) -> str:
@@ -301,7 +318,7 @@ class Docker:
                               check=False)  # fmt: skip
         if done.returncode:
             raise EngineError(f"docker {arguments[0]}: expected it to succeed, found: "
-                              f"{_last(done.stderr)}", hint=_hint(done.stderr))  # fmt: skip
+                              f"{last_line(done.stderr)}", hint=hint_of(done.stderr))  # fmt: skip
         return done.stdout
 
     def _ask(self, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -315,47 +332,6 @@ class Docker:
                               hint=f"install Docker {OLDEST} or newer with buildx, {_WITHOUT}"
                               )  # fmt: skip
         return ["docker"]
-
-
-def _failure(progress: Progress) -> BuildError:
-    """What a failed build says: the step's own last lines, and the next command."""
-    failed = progress.failed
-    if failed is not None and failed.exit_code is not None:
-        return _step_failure(failed, failed.exit_code)
-    text = "\n".join(progress.tail)
-    said = failed.error if failed else next(
-        (line for line in reversed(progress.tail) if line.startswith("ERROR: ")), _last(text)
-    )  # fmt: skip
-    return EngineError(f"docker buildx build: {said.removeprefix('ERROR: ')}", hint=_hint(text))
-
-
-def _step_failure(failed: Vertex, code: int) -> BuildError:
-    lines = [line for line in failed.log if line.strip()]
-    hint = None
-    if lines and lines[-1].startswith("hint: "):
-        hint = lines.pop().removeprefix("hint: ")
-    kind = _STEP_ERRORS.get(code, EngineError)
-    said = "\n".join(lines[-8:]) or "nothing"
-    name = failed.stage or failed.name
-    return kind(f"stage {name}: expected the step to succeed, found exit code {code}:\n{said}",
-                hint=hint)  # fmt: skip
-
-
-def _hint(text: str) -> str | None:
-    """The next command for what BuildKit itself complains about."""
-    for pattern, hint in (
-        ("no space left on device", "docker system prune, or give the engine a larger disk"),
-        ("exec format error", "install emulation for that platform: qemu-user-binfmt"),
-        ("failed to resolve source metadata|pull access denied|not found: manifest",
-         "docker login, or a mirror of the base: --base MIRROR/NAME@sha256:..."),
-        ("unable to access|failed to fetch remote",
-         "no network to the git host: --build-context flashkda-src=DIR"),
-        ("http: server gave HTTP response to HTTPS|connection refused",
-         "the registry does not answer, or the engine must know it as insecure"),
-    ):  # fmt: skip
-        if re.search(pattern, text):
-            return hint
-    return None
 
 
 def _packed(manifest: Mapping[str, Any]) -> int:
@@ -373,7 +349,3 @@ def _json(text: str) -> object:
     except ValueError:
         return None
     return content
-
-
-def _last(text: str) -> str:
-    return next((line for line in reversed(text.splitlines()) if line.strip()), "nothing").strip()

@@ -12,12 +12,14 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from imagebuild import render
 from imagebuild.config import Recipe
+from imagebuild.engines import debs
+from imagebuild.engines.debs import Fetch
 from imagebuild.engines.docker import BaseImage, Call, Docker
 from imagebuild.engines.made import Made, write_documents
 from imagebuild.engines.ocitar import Archive, read_archive
@@ -112,6 +114,8 @@ class BuiltImage:
         pushed: the registry's digest; "" when nothing was pushed.
         seconds: of the build proper.
         folder: where the record is.
+        debs: the .deb files that came from the lock, by platform.
+        without_debs: why none did; "" where some did, or a context was given.
     """
 
     tag: str
@@ -121,10 +125,18 @@ class BuiltImage:
     pushed: str
     seconds: float
     folder: Path
+    debs: debs.Files = field(default_factory=dict)
+    without_debs: str = ""
 
 
 def build(
-    request: ImageRequest, docker: Docker, step: Step, *, is_loaded: bool, is_pushed: bool
+    request: ImageRequest,
+    docker: Docker,
+    step: Step,
+    *,
+    fetch: Fetch,
+    is_loaded: bool,
+    is_pushed: bool,
 ) -> BuiltImage:
     """Checks the engine, builds, loads and pushes.
 
@@ -132,6 +144,7 @@ def build(
         request: what to build.
         docker: the engine.
         step: told what is under way, one line each.
+        fetch: gives the file of a locked .deb.
         is_loaded: load the result; else its archive is kept.
         is_pushed: push it as well, which needs it loaded.
 
@@ -143,7 +156,7 @@ def build(
     builder = docker.builder()
     step(f"engine {version}, builder {builder.name} ({builder.driver})")
     docker.require_platforms(builder, request.platforms)
-    base = docker.base(request.reference, request.platforms)
+    base = docker.base(request.reference, request.platforms, builder)
     request.folder.parent.mkdir(parents=True, exist_ok=True)
     docker.require_space(base, request.folder.parent)
     with only_one(request.dist / f".{request.folder.name}.lock", f"a build of {request.folder}"):
@@ -151,7 +164,7 @@ def build(
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         try:
-            return _build(request, docker, base, partial, step,
+            return _build(request, docker, base, partial, step, fetch=fetch,
                           is_loaded=is_loaded, is_pushed=is_pushed)  # fmt: skip
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -164,10 +177,14 @@ def _build(
     partial: Path,
     step: Step,
     *,
+    fetch: Fetch,
     is_loaded: bool,
     is_pushed: bool,
 ) -> BuiltImage:
     output = partial / ARCHIVE
+    files, without = debs_of(request, base.digest)
+    debs.lay_out(files, partial / "debs", fetch)
+    contexts = {**({"debs": str(partial / "debs")} if files else {}), **request.contexts}
     started = time.monotonic()
     docker.build(
         Call(
@@ -178,7 +195,7 @@ def _build(
             epoch=request.base.epoch,
             arguments=request.build_arguments(),
             labels=request.labels(base),
-            contexts=request.contexts,
+            contexts=contexts,
             secrets=request.secrets,
             use_cache=request.use_cache,
         ),
@@ -191,7 +208,8 @@ def _build(
     if pushed and pushed != archive.digest:
         raise EngineError(f"docker push {request.tag}: expected the digest {archive.digest} as "
                           f"built, found {pushed}")  # fmt: skip
-    built = BuiltImage(request.tag, archive, base, previous, pushed, seconds, request.folder)
+    built = BuiltImage(request.tag, archive, base, previous, pushed, seconds, request.folder,
+                       files, without)  # fmt: skip
     record = json.dumps(record_of(request, built), indent=1, sort_keys=True) + "\n"
     request.folder.mkdir(exist_ok=True)
     if is_loaded:
@@ -202,6 +220,18 @@ def _build(
     write_atomically(request.folder / RECORD, record.encode())
     _remember(request.dist, built)
     return built
+
+
+def debs_of(request: ImageRequest, digest: str) -> tuple[debs.Files, str]:
+    """The lock's .deb files for a base, by platform, or why there are none; a context beats them.
+
+    Args:
+        request: what to build.
+        digest: of the base; "" where that is not known yet.
+    """
+    if "debs" in request.contexts:
+        return {}, ""
+    return debs.usable(request.base, digest, request.platforms)
 
 
 def made_of(request: ImageRequest, built: BuiltImage) -> Made:
@@ -234,6 +264,7 @@ def made_of(request: ImageRequest, built: BuiltImage) -> Made:
             "contexts": " ".join(sorted(request.contexts)),
         },
         sources=sources,
+        debs=tuple(dict.fromkeys(pin for found in built.debs.values() for pin in found)),
         revision=labels.get("org.opencontainers.image.revision", ""),
     )
 
@@ -267,6 +298,10 @@ def record_of(request: ImageRequest, built: BuiltImage) -> dict[str, Any]:
         "flashkda": request.flashkda,
         "cluster": request.cluster,
         "contexts": sorted(request.contexts),
+        "debs": {
+            platform: {pin.filename: pin.sha256 for pin in pins}
+            for platform, pins in built.debs.items()
+        },
         "platforms": {
             platform: {
                 "digest": image.digest,
@@ -345,11 +380,10 @@ def parse_contexts(words: list[str]) -> dict[str, str]:
     return found
 
 
-def missing_parts(request: ImageRequest) -> Iterator[str]:
-    """Sentences on what an image will lack because nobody gave it."""
-    if "debs" not in request.contexts:
-        yield ("no .deb packages are installed: the lock has none for this base; "
-               "--build-context debs=DIR adds them")  # fmt: skip
+def missing_parts(request: ImageRequest, without_debs: str) -> Iterator[str]:
+    """Sentences on what an image lacks; `without_debs` says why the lock's packages are not in."""
+    if without_debs:
+        yield f"no .deb packages are installed: {without_debs}; --build-context debs=DIR adds some"
     locked = request.base.image
     if locked is None or request.reference != locked.reference:
         yield f"the base is not the locked one: {request.reference}"

@@ -15,6 +15,7 @@ from imagebuild.patching.patch import Edit, GpuArch, Patch, Variant
 from imagebuild.patching.selection import select
 from imagebuild.patching.series import Series
 from imagebuild.patching.tree import Identity
+from imagebuild.pins import DebPin
 
 SBOM = "sbom.cdx.json"
 PROVENANCE = "provenance.json"
@@ -32,6 +33,7 @@ class Made:
         base_image: reference and digest of the image below; "" for one that nobody has named.
         inputs: what else decided the result, by name: digests and choices.
         sources: commits that were compiled, as "URL#COMMIT", by name.
+        debs: .deb files that were installed from the lock.
         revision: commit of this project; "" where it is unknown or does not decide.
     """
 
@@ -44,6 +46,7 @@ class Made:
     base_image: tuple[str, str] = ("", "")
     inputs: Mapping[str, str] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
+    debs: tuple[DebPin, ...] = ()
     revision: str = ""
 
     @property

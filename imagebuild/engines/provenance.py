@@ -62,6 +62,8 @@ def _dependencies(made: Made) -> list[dict[str, Any]]:
     for name, source in made.sources.items():
         url, commit = commit_of(source)
         found.append({"name": name, "uri": f"git+{url}", "digest": {"gitCommit": commit}})
+    found += [{"name": pin.filename, "uri": pin.url, "digest": {"sha256": pin.sha256}}
+              for pin in made.debs]  # fmt: skip
     commit, _, dirty = made.revision.partition("-")
     if commit:
         found.append({

@@ -1,7 +1,8 @@
 """Installs the .deb files of a folder, each compared with the folder's SHA256SUMS first.
 
-Stands alone, so that its stage depends on this file and the packages only. Without packages it says
-so and changes nothing.
+The folder may hold one for each architecture instead, named as dpkg calls it. Stands alone, so that
+its stage depends on this file and the packages only. Without packages it says so and changes
+nothing.
 """
 
 from __future__ import annotations
@@ -14,21 +15,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SUMS = "SHA256SUMS"
+ARCHITECTURES = ("amd64", "arm64")
 _LINE = re.compile(r"([0-9a-f]{64})[ ]{1,2}\*?([^/\s]+\.deb)")
 
 
 def main(arguments: Sequence[str]) -> int:
     """`debs FOLDER`: 0, or 4 where a hash is wrong and 5 where dpkg fails."""
-    folder = Path(arguments[0])
+    given = Path(arguments[0])
+    folder = own(given)
     packages = sorted(folder.glob("*.deb"))
-    if not packages:
-        sys.stdout.write("debs: none installed, since --build-context debs=DIR gives none\n")
+    if not packages and folder == given and not (folder / SUMS).exists():
+        sys.stdout.write("debs: none installed: none in the lock, no --build-context debs=DIR\n")
         return 0
     problems = check(folder)
     if problems:
         lines = "".join(f"  - {problem}\n" for problem in problems)
         sys.stderr.write(f"debs: error: {SUMS} does not hold:\n{lines}")
         return 4
+    if not packages:
+        sys.stdout.write("debs: none to install: the base has them all\n")
+        return 0
     command = ["dpkg", "--install", "--force-unsafe-io", *map(str, packages)]
     sys.stdout.write(f"+ {' '.join(command)}\n")
     sys.stdout.flush()
@@ -39,6 +45,15 @@ def main(arguments: Sequence[str]) -> int:
                          "hint: the folder must hold all that these depend on\n")  # fmt: skip
         return 5
     return 0
+
+
+def own(folder: Path) -> Path:
+    """The folder of this image's architecture, where there is one for any; else `folder`."""
+    if not any((folder / name).is_dir() for name in ARCHITECTURES):
+        return folder
+    asked = ["dpkg", "--print-architecture"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=True)
+    return folder / done.stdout.strip()
 
 
 def check(folder: Path) -> list[str]:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from imagebuild.cli import main
 from imagebuild.config import load_recipe
 from imagebuild.lock import read_lock
 from tests.support import standin
@@ -93,6 +94,14 @@ def base(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
 
 
 @pytest.fixture(scope="session")
+def source(base: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository whose lock has the packages for the stand-in, as its own apt resolves them."""
+    made = Repository(tmp_path_factory.mktemp("source") / "clone", base, Path("none"))
+    assert main(["lock", "update", "debs", "--base", base], root=made.folder) == 0
+    return made.folder
+
+
+@pytest.fixture(scope="session")
 def registry(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a registry on the loopback interface."""
     folder = tmp_path_factory.mktemp("registry")
@@ -129,10 +138,10 @@ def _answers(address: str) -> bool:
 
 @pytest.fixture(scope="session")
 def first(
-    base: str, cuda: Path, registry: str, tmp_path_factory: pytest.TempPathFactory
+    base: str, source: Path, cuda: Path, registry: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[First]:
     """One image, built from a fresh clone, loaded and pushed: what several tests look at."""
-    made = Repository(tmp_path_factory.mktemp("first") / "one" / "clone", base, cuda)
+    made = Repository(tmp_path_factory.mktemp("first") / "one" / "clone", base, cuda, source)
     tag = f"{registry}/imagebuild-test/image:first"
     outcome = made.build(tag, "--push")
     assert outcome.code == 0, outcome.err[-3000:]
@@ -142,9 +151,9 @@ def first(
 
 
 @pytest.fixture
-def repository(tmp_path: Path, base: str, cuda: Path) -> Iterator[Repository]:
+def repository(tmp_path: Path, base: str, source: Path, cuda: Path) -> Iterator[Repository]:
     """A fresh clone of what a build reads, on the stand-in base."""
-    made = Repository(tmp_path / "clone", base, cuda)
+    made = Repository(tmp_path / "clone", base, cuda, source)
     yield made
     shutil.rmtree(tmp_path / "clone")
     for tag in made.tags:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from imagebuild.cli import main
+from imagebuild.lock import read_lock
 from imagebuild.verify import fatbin
-from tests.support.images import First, Repository, docker, inspect
+from tests.support.images import RECIPE, First, Repository, docker, inspect
 
 TAG = "imagebuild-test/image:sm_120"
 LIBRARY = "/usr/local/lib/glm53/libglm53_kernel.so"
@@ -73,6 +74,21 @@ def test_entrypoint(first: First, tmp_path: Path) -> None:
         "run", "--rm", "--volume", f"{vllm}:/usr/local/bin/vllm:ro", first.tag, "a b", "--port=1"
     )
     assert said.stdout == "1 serve a b --port=1\n", said.stderr
+
+
+def test_packages_are_those_that_the_base_s_own_apt_resolved(first: First) -> None:
+    """Fetched by hash before the build; what they depend on is in as well."""
+    repository, record = first.repository, first.outcome.document
+    pin = read_lock(repository.folder / "image" / RECIPE / "lock.toml").base("0.31.0").debs
+    assert pin is not None
+    locked = {one.filename: one.sha256 for one in pin.files["linux/amd64"]}
+    assert record["debs"] == {"linux/amd64": locked}
+    assert len(locked) > len(pin.packages)
+    assert ".deb packages are installed" not in first.outcome.out
+    names = [*pin.packages, "libnl-3-200"]
+    said = docker("run", "--rm", "--network=none", "--entrypoint", "dpkg-query", first.tag,
+                  "--show", "--showformat", "${Package} ${db:Status-Abbrev}\n", *names)  # fmt: skip
+    assert sorted(said.stdout.splitlines()) == sorted(f"{name} ii " for name in names), said.stderr
 
 
 def test_kernel_runs_on_both_cards(first: First, tmp_path: Path) -> None:

@@ -53,9 +53,9 @@ def test_an_image_is_rebuilt_from_its_labels_bit_for_bit(
 
 
 @pytest.fixture
-def planted(base: str, cuda: Path, tmp_path: Path) -> Iterator[Repository]:
+def planted(base: str, source: Path, cuda: Path, tmp_path: Path) -> Iterator[Repository]:
     """A clone whose verified stage writes the time into a file."""
-    made = Repository(tmp_path / "planted", base, cuda)
+    made = Repository(tmp_path / "planted", base, cuda, source)
     file = made.folder / "Dockerfile"
     text = file.read_text()
     assert text.count(STAGE) == 1

@@ -10,7 +10,7 @@ import pytest
 from imagebuild.errors import IntegrityError
 from imagebuild.lock import BaseLock, Lock, read_lock
 from imagebuild.patching.tree import Identity
-from imagebuild.pins import DebsPin, ImagePin, SourcePin, WheelPin
+from imagebuild.pins import DebPin, DebsPin, ImagePin, SourcePin, WheelPin
 
 DIGEST, OTHER, COMMIT = "ab" * 32, "cd" * 32, "12" * 20
 TEXT = f"""\
@@ -100,14 +100,27 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_packages_may_be_resolved(tmp_path: Path) -> None:
-    files = f'state = "resolved"\nfiles = {{"linux/amd64" = {{"a.deb" = "{DIGEST}"}}}}'
+    file = f'{{filename = "a.deb", url = "http://a.example/a.deb", sha256 = "{DIGEST}", size = 5}}'
+    files = (f'state = "resolved"\nbase = "sha256:{OTHER}"\nseen = "2026-11-29"\n'
+             f'files = {{"linux/amd64" = [{file}]}}')  # fmt: skip
     text = TEXT.replace('packages = ["ripgrep"]\nstate = "unresolved"',
                         f'packages = ["ripgrep"]\n{files}')  # fmt: skip
     debs = read_lock(write(tmp_path, text)).base("0.31.0").debs
-    assert debs == DebsPin(("ripgrep",), "resolved", {"linux/amd64": {"a.deb": DIGEST}})
-    spoilt = text.replace(f'"a.deb" = "{DIGEST}"', '"a.deb" = "00"')
-    with pytest.raises(IntegrityError, match="debs: expected 64 lower-case hex digits"):
-        read_lock(write(tmp_path, spoilt))
+    pin = DebPin("a.deb", "http://a.example/a.deb", DIGEST, 5)
+    assert debs == DebsPin(("ripgrep",), "resolved", f"sha256:{OTHER}", "2026-11-29",
+                           {"linux/amd64": (pin,)})  # fmt: skip
+    for old, new, said in [
+        (f'sha256 = "{DIGEST}", size = 5', 'sha256 = "00", size = 5', "64 lower-case hex digits"),
+        ("size = 5", "size = -5", "size: expected a number above 0, found -5"),
+        ('"a.deb"', '"../a.deb"', "expected the name of a .deb file"),
+        ('"a.deb"', '"-a.deb"', "expected the name of a .deb file"),
+        ("http://a.example", "file:///etc", r"expected url = http(s)://"),
+        (f'base = "sha256:{OTHER}"\n', "", "the base that they are for"),
+        ('state = "resolved"\nbase', 'state = "unresolved"\nbase', "expected no files"),
+    ]:
+        assert old in text
+        with pytest.raises(IntegrityError, match=re.escape(said)):
+            read_lock(write(tmp_path, text.replace(old, new)))
 
 
 def test_an_absent_lock_is_empty(tmp_path: Path) -> None:
@@ -124,7 +137,11 @@ def test_an_absent_lock_is_empty(tmp_path: Path) -> None:
         ("schema = 1", "schema = 2", "schema 2, expected 1"),
         ("schema = 1", "schema", "expected a lock in TOML"),
         ('commit = "aaaaaaa31"\n', "", "no 'commit'"),
-        ("epoch = 7", 'epoch = "noon"', "invalid literal"),
+        ("epoch = 7", 'epoch = "noon"', "epoch: expected seconds since 1970, found 'noon'"),
+        ("epoch = 7", "epoch = -7", "epoch: expected seconds since 1970, found -7"),
+        ("epoch = 7", "epoch = true", "epoch: expected seconds since 1970, found True"),
+        ("size = 3", "size = -3", "size: expected a number above 0, found -3"),
+        ("size = 3", "size = 0", "size: expected a number above 0, found 0"),
         ('"0.31.0".pins]', '"newest".pins]', "'newest' is not a version"),
         (DIGEST, "ab" * 31, "expected 64 lower-case hex digits"),
         (DIGEST, "zz" * 32, "expected 64 lower-case hex digits"),
@@ -141,7 +158,7 @@ def test_an_absent_lock_is_empty(tmp_path: Path) -> None:
         ('tag = "0.17.1"\n', "", "no 'tag'"),
         (COMMIT, COMMIT[:7], "commit: expected 40 hex digits"),
         ('url = "https://git.example/a.git"\n', "", "no 'url'"),
-        (OTHER + '"\nsize = 4', OTHER + '"\nsize = "x"', "invalid literal"),
+        (OTHER + '"\nsize = 4', OTHER + '"\nsize = "x"', "size: expected a number"),
     ],
 )
 def test_a_malformed_lock_is_an_integrity_error(

@@ -165,7 +165,7 @@ def test_a_mistyped_entry(remote: Remote, verb: str) -> None:
     ran = remote.product.run("lock", verb, "imgae")
     assert ran.code == 2
     assert "expected an entry, found 'imgae'" in ran.err
-    assert "hint: entries: wheels, image, mentat, flashkda" in ran.err
+    assert "hint: entries: wheels, image, debs, mentat, flashkda" in ran.err
 
 
 def test_an_image_that_moved_is_taken_and_told(locked: Remote) -> None:

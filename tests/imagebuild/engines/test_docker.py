@@ -100,7 +100,35 @@ def test_other_drivers_need_no_containerd_store(answering: Callable[..., Docker]
     docker = answering(
         {"buildx inspect far": [0, remote, ""], "info": [1, "", "no engine here"]}, builder="far"
     )
-    assert docker.builder() == Builder("far", "kubernetes", ("linux/arm64",))
+    assert docker.builder() == Builder("far", "kubernetes", ("linux/arm64",), is_beside=True)
+
+
+@pytest.mark.parametrize(("context", "is_beside"), [("second", False), ("default", True)])
+def test_a_builder_of_another_engine_sees_none_of_this_ones_images(
+    answering: Callable[..., Docker], context: str, is_beside: bool
+) -> None:
+    """`docker load` and `image inspect` speak to the engine of the client's context."""
+    told = "Name: second\nDriver: docker\nPlatforms: linux/amd64\n"
+    child = json.dumps({"layers": [{"size": 7}]})
+    docker = answering({
+        "buildx inspect second": [0, told, ""],
+        "context show": [0, f"{context}\n", ""],
+        "image inspect": [0, json.dumps([{"Id": DIGEST, "Size": 40}]), ""],
+        "buildx imagetools": [0, child, ""],
+    }, builder="second")  # fmt: skip
+    builder = docker.builder()
+    assert builder.is_beside is is_beside
+    base = docker.base(f"a/b@{DIGEST}", (), builder)
+    assert (base.is_local, base.size) == ((False, 7) if is_beside else (True, 40))
+
+
+def test_a_container_s_output_and_its_failure(answering: Callable[..., Docker]) -> None:
+    words = "run --rm --platform linux/arm64 --entrypoint sh a:b -c"
+    docker = answering({words: [0, "printed\n", "told\n"]})
+    assert docker.run("a:b", "linux/arm64", "apt-get update") == "printed\n"
+    said = "docker: image does not provide the platform.\nSee 'docker run --help'.\n"
+    with pytest.raises(EngineError, match="does not provide the platform"):
+        answering({words: [125, "", said]}).run("a:b", "linux/arm64", "apt-get update")
 
 
 def test_platform_without_emulation(answering: Callable[..., Docker]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from imagebuild.engines.docker import BaseImage, Builder, Call
 from imagebuild.engines.image import ImageRequest, history, parse_contexts
 from imagebuild.engines.ocitar import Archive, PlatformImage
 from imagebuild.errors import EngineError, UsageError
-from imagebuild.lock import read_lock
+from imagebuild.lock import BaseLock, read_lock
+from imagebuild.pins import DebPin, DebsPin
 
 RECIPE = load_recipe("glm53-flash")
 BASE = read_lock(RECIPE.lock_file).base("0.31.0")
@@ -56,7 +58,8 @@ class FakeDocker:
     def require_platforms(self, _builder: Builder, platforms: Sequence[str]) -> None:
         self.done.append(f"platforms {','.join(platforms)}")
 
-    def base(self, reference: str, _platforms: Sequence[str]) -> BaseImage:
+    def base(self, reference: str, _platforms: Sequence[str], builder: Builder) -> BaseImage:
+        assert builder == self.builder()
         return BaseImage(reference, BASE_DIGEST, (), 10, is_local=True)
 
     def require_space(self, _base: BaseImage, _output: Path) -> None:
@@ -81,9 +84,13 @@ class FakeDocker:
         return self.pushed
 
 
-def build(docker: FakeDocker, asked: ImageRequest, **how: bool) -> module.BuiltImage:
-    options = {"is_loaded": True, "is_pushed": False, **how}
+def build(docker: FakeDocker, asked: ImageRequest, **how: Any) -> module.BuiltImage:
+    options = {"is_loaded": True, "is_pushed": False, "fetch": fetch, **how}
     return module.build(asked, docker, lambda _line: None, **options)  # type: ignore[arg-type]
+
+
+def fetch(_pin: DebPin) -> Path:
+    raise AssertionError("no package is locked")
 
 
 def test_everything_is_asked_before_the_build(
@@ -120,6 +127,77 @@ def test_image_that_loses_its_tag_keeps_a_name(
     again = FakeDocker(monkeypatch, known=DIGEST)
     build(again, request(tmp_path))
     assert "tag" not in " ".join(again.done)
+
+
+AMD64 = DebPin("a_1%3a2_amd64.deb", "http://a.example/a", "aa" * 32, 3)
+ARM64 = DebPin("a_1%3a2_arm64.deb", "http://a.example/b", "bb" * 32, 3)
+
+
+def with_debs(tmp_path: Path, base: str = BASE_DIGEST) -> BaseLock:
+    debs = DebsPin(("a",), "resolved", base, "2026-11-29",
+                   {"linux/amd64": (AMD64,), "linux/arm64": (ARM64,)})  # fmt: skip
+    for pin in (AMD64, ARM64):
+        (tmp_path / pin.sha256).write_text(pin.filename)
+    return replace(BASE, debs=debs)
+
+
+def test_locked_packages_are_a_context_with_a_folder_for_each_platform(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker, seen = FakeDocker(monkeypatch), {}
+
+    def build_step(call: Call, _step: object) -> None:
+        folder = Path(call.contexts["debs"])
+        seen.update({path.relative_to(folder).as_posix(): path.read_text()
+                     for path in folder.rglob("*") if path.is_file()})  # fmt: skip
+        call.output.write_bytes(b"archive")
+
+    docker.build = build_step  # type: ignore[method-assign]
+    asked = request(tmp_path, base=with_debs(tmp_path), gpu_arches=("sm_120", "sm_121"))
+    built = build(docker, asked, fetch=lambda pin: tmp_path / pin.sha256)
+    assert seen == {
+        "amd64/a_1%3a2_amd64.deb": AMD64.filename,
+        "amd64/SHA256SUMS": f"{AMD64.sha256}  {AMD64.filename}\n",
+        "arm64/a_1%3a2_arm64.deb": ARM64.filename,
+        "arm64/SHA256SUMS": f"{ARM64.sha256}  {ARM64.filename}\n",
+    }
+    assert built.without_debs == ""
+    record = json.loads((asked.folder / "image.json").read_text())
+    assert record["debs"]["linux/arm64"] == {ARM64.filename: ARM64.sha256}
+    made = json.loads((asked.folder / "provenance.json").read_text())
+    found = made["predicate"]["buildDefinition"]["resolvedDependencies"]
+    assert {"name": AMD64.filename, "uri": AMD64.url, "digest": {"sha256": AMD64.sha256}} in found
+    assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, f"those in the lock are for another base, {OTHER}"),
+        ({"base": replace(BASE, debs=None)}, "the lock has none for this base"),
+        ({"contexts": {"debs": "here"}}, ""),
+    ],
+)
+def test_packages_for_another_base_are_left_out_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], said: str
+) -> None:
+    docker = FakeDocker(monkeypatch)
+    asked = request(tmp_path, **{"base": with_debs(tmp_path, OTHER), **changed})
+    built = build(docker, asked)
+    assert built.without_debs.startswith(said)
+    assert docker.call is not None
+    assert docker.call.contexts == asked.contexts
+    sentences = " ".join(module.missing_parts(asked, built.without_debs))
+    assert ("--build-context debs=DIR" in sentences) == bool(said)
+
+
+def test_packages_for_one_platform_are_not_for_the_other(tmp_path: Path) -> None:
+    base = with_debs(tmp_path)
+    assert base.debs is not None
+    half = replace(base, debs=replace(base.debs, files={"linux/amd64": (AMD64,)}))
+    asked = request(tmp_path, base=half, gpu_arches=("sm_120", "sm_121"))
+    assert module.debs_of(asked, "") == ({}, "the lock has none for linux/arm64")
+    assert module.debs_of(request(tmp_path, base=half), "")[0] == {"linux/amd64": (AMD64,)}
 
 
 def test_pushed_digest_must_be_the_built_one(

@@ -48,6 +48,33 @@ def test_sums_that_do_not_hold_stop_it(
     assert expected in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("machine", "code"), [("amd64", 0), ("arm64", 4)])
+def test_each_architecture_has_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, code: int
+) -> None:
+    """A machine whose folder is missing must not end green without its packages."""
+    (tmp_path / "amd64").mkdir()
+    (tmp_path / "amd64" / "SHA256SUMS").write_text(package(tmp_path / "amd64"))
+    commands = []
+
+    class Done:
+        returncode, stdout = 0, f"{machine}\n"
+
+    monkeypatch.setattr(
+        debs.subprocess, "run", lambda command, **_: commands.append(command[:2]) or Done
+    )
+    assert debs.main([str(tmp_path)]) == code
+    assert commands[1:] == ([["dpkg", "--install"]] if code == 0 else [])
+
+
+def test_a_base_that_has_all_packages_gets_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "SHA256SUMS").write_text("")
+    assert debs.main([str(tmp_path)]) == 0
+    assert "the base has them all" in capsys.readouterr().out
+
+
 def test_dpkg_that_fails_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
