@@ -33,6 +33,12 @@ _TAB = 8
 
 def python_tokens(text: str) -> Iterator[str]:
     """Yields the tokens of Python source; joined lines are one logical line."""
+    for token, _start in python_spans(text):
+        yield token
+
+
+def python_spans(text: str) -> Iterator[tuple[str, int]]:
+    """Yields (token, offset) pairs; the offset of a change of level is that of its line's text."""
     levels: list[int] = []
     depth = 0  # of open brackets
     fresh = True  # at the start of a logical line
@@ -42,14 +48,14 @@ def python_tokens(text: str) -> Iterator[str]:
             at, column, blank = _margin(text, at)
             if blank:
                 continue
-            yield from _relevel(levels, column)
+            yield from ((token, at) for token in _relevel(levels, column))
             fresh = False
         char = text[at]
         if char == "\n":
-            at += 1
             if depth == 0:
-                yield NEWLINE
+                yield NEWLINE, at
                 fresh = True
+            at += 1
         elif char in " \t\r\f\ufeff":
             at += 1
         elif char == "\\" and text[at + 1 : at + 2] == "\n":
@@ -63,12 +69,12 @@ def python_tokens(text: str) -> Iterator[str]:
                 depth += 1
             elif token in ")]}":
                 depth = max(0, depth - 1)
-            yield token
+            yield token, at
             at = stop
     if not fresh:
-        yield NEWLINE
+        yield NEWLINE, end
     for _ in levels[1:]:
-        yield DEDENT
+        yield DEDENT, end
 
 
 def _margin(text: str, at: int) -> tuple[int, int, bool]:
