@@ -1,0 +1,128 @@
+// Reads the rows that sparse MLA would read, in the same tiles and with the same copies, and does no
+// attention: what it takes is the floor of any kernel that gathers. The rows' bits are XORed into
+// one row a token, so that a test can tell that every byte came.
+#include <cuda_runtime.h>
+#include <cstdint>
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kTileRows = 32;
+constexpr int kSharedBytes = 96 * 1024;  // of the ring; sm_12x has 99 KB a block
+
+__device__ __forceinline__ void copy16(uint32_t shared, const void* global, bool is_valid) {
+  const int bytes = is_valid ? 16 : 0;  // 0 reads nothing and writes zeros
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void mix(uint4& sum, uint4 value) {
+  sum.x ^= value.x;
+  sum.y ^= value.y;
+  sum.z ^= value.z;
+  sum.w ^= value.w;
+}
+
+// Every block takes an equal, contiguous share of all tiles, so that no wave is partly filled. Each
+// thread reads back only what it copied itself: no barrier. Eight lanes read 128 bytes of a row.
+template <int kRowBytes>
+__global__ void __launch_bounds__(kThreads) gather_only(
+    const char* kv, int64_t row_stride, const int32_t* indices, int64_t index_stride, int tokens,
+    int width, uint32_t* sums) {
+  constexpr int kGroups = kRowBytes / 128;            // warps side by side on one row
+  constexpr int kStep = kThreads / 32 / kGroups * 4;  // rows that all warps read at once
+  constexpr int kCopies = kTileRows / kStep;          // by a thread for one tile
+  constexpr int kStages = kSharedBytes / (kTileRows * kRowBytes);
+  extern __shared__ __align__(128) uint4 ring[];
+
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int column = (warp % kGroups) * 8 + lane % 8;  // in pieces of 16 bytes
+  const int first_row = warp / kGroups * 4 + lane / 8;
+  const int tiles = (width + kTileRows - 1) / kTileRows;
+  const int64_t total = static_cast<int64_t>(tokens) * tiles;
+  const int64_t begin = total * blockIdx.x / gridDim.x, end = total * (blockIdx.x + 1) / gridDim.x;
+  const auto base = static_cast<uint32_t>(__cvta_generic_to_shared(ring));
+
+  int32_t ahead[kCopies];
+  auto look = [&](int64_t tile) {  // indices of a tile, one tile before they are needed
+    const int64_t token = tile / tiles;
+    const int at = static_cast<int>(tile % tiles) * kTileRows + first_row;
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int key = at + i * kStep;
+      ahead[i] = tile < end && key < width ? indices[token * index_stride + key] : -1;
+    }
+  };
+  auto issue = [&](int64_t tile) {
+    const int stage = static_cast<int>((tile - begin) % kStages);
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int32_t row = ahead[i];
+      const char* from = kv + (row < 0 ? 0 : row) * row_stride + column * 16;
+      copy16(base + ((stage * kCopies + i) * kThreads + threadIdx.x) * 16, from, row >= 0);
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    look(tile + 1);
+  };
+
+  look(begin);
+  for (int s = 0; s < kStages; ++s) issue(begin + s);
+  uint4 sum{};
+  for (int64_t tile = begin; tile < end; ++tile) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 1) : "memory");
+    const int stage = static_cast<int>((tile - begin) % kStages);
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) mix(sum, ring[(stage * kCopies + i) * kThreads + threadIdx.x]);
+    issue(tile + kStages);
+    const bool is_last = tile + 1 == end || (tile + 1) % tiles == 0;
+    if (!is_last) continue;
+    for (int apart = 8; apart < 32; apart *= 2) {
+      uint4 other{__shfl_xor_sync(~0u, sum.x, apart), __shfl_xor_sync(~0u, sum.y, apart),
+                  __shfl_xor_sync(~0u, sum.z, apart), __shfl_xor_sync(~0u, sum.w, apart)};
+      mix(sum, other);
+    }
+    if (lane < 8) {
+      uint32_t* to = sums + tile / tiles * (kRowBytes / 4) + column * 4;
+      atomicXor(to, sum.x);
+      atomicXor(to + 1, sum.y);
+      atomicXor(to + 2, sum.z);
+      atomicXor(to + 3, sum.w);
+    }
+    sum = uint4{};
+  }
+}
+
+template <int kRowBytes>
+cudaError_t launch(const char* kv, int64_t row_stride, const int32_t* indices, int64_t index_stride,
+                   int tokens, int width, uint32_t* sums, int blocks, int shared,
+                   cudaStream_t stream) {
+  auto* kernel = gather_only<kRowBytes>;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  if (error != cudaSuccess) return error;
+  kernel<<<blocks, kThreads, shared, stream>>>(kv, row_stride, indices, index_stride, tokens, width,
+                                               sums);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+// kv: rows of `row_bytes` (1024 or 512), `row_stride` bytes apart, 16-byte aligned; indices
+// [tokens, width] int32, `index_stride` apart, negative ones are skipped; sums [tokens, row_bytes/4]
+// uint32, into which the rows of a token are XORed. `shared` is at least 98,304 bytes; more keeps
+// the number of blocks on a multiprocessor down. Returns a cudaError_t.
+extern "C" __attribute__((visibility("default"))) int glm53_bench_gather(
+    const void* kv, int row_bytes, int64_t row_stride, const int32_t* indices, int64_t index_stride,
+    int tokens, int width, void* sums, int blocks, int shared, void* stream) {
+  const auto* rows = static_cast<const char*>(kv);
+  auto* out = static_cast<uint32_t*>(sums);
+  auto* queue = static_cast<cudaStream_t>(stream);
+  if (shared < kSharedBytes || blocks < 1) return cudaErrorInvalidValue;
+  if (row_bytes == 1024)
+    return launch<1024>(rows, row_stride, indices, index_stride, tokens, width, out, blocks, shared,
+                        queue);
+  if (row_bytes == 512)
+    return launch<512>(rows, row_stride, indices, index_stride, tokens, width, out, blocks, shared,
+                       queue);
+  return cudaErrorInvalidValue;
+}
