@@ -23,6 +23,9 @@ class Behaviour:
         fail: status that every chat request gets; 0 for none.
         cut: tokens after which the stream breaks off; None for never.
         accepted: draft tokens accepted for each draft; None for a server without speculation.
+        message: the reply to a body, in place of `words`: content, reasoning, tool_calls, finish,
+            prompt_tokens, and `raw` for a whole body as it is sent.
+        hold: each chat request waits for it first.
     """
 
     words: Callable[[dict[str, Any]], list[str]] = lambda body: ["word"] * int(body["max_tokens"])
@@ -32,6 +35,8 @@ class Behaviour:
     fail: int = 0
     cut: int | None = None
     accepted: float | None = None
+    message: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    hold: threading.Event | None = None
 
 
 @dataclass
@@ -114,7 +119,12 @@ class _Handler(BaseHTTPRequestHandler):
             double.drafts += 10
             double.at_once = max(double.at_once, double.running)
         try:
-            self.stream(behaviour, behaviour.words(body))
+            if behaviour.hold is not None:
+                behaviour.hold.wait(30)
+            if behaviour.message is not None:
+                self.message(behaviour.message(body), is_stream=bool(body.get("stream")))
+            else:
+                self.stream(behaviour, behaviour.words(body))
         finally:
             with double.lock:
                 double.running -= 1
@@ -132,6 +142,42 @@ class _Handler(BaseHTTPRequestHandler):
             self.event({"choices": [{"delta": {"content": word}}]})
         if behaviour.counts:
             self.event({"choices": [], "usage": {"completion_tokens": len(words)}})
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def message(self, reply: dict[str, Any], *, is_stream: bool) -> None:
+        if "raw" in reply:
+            self.answer(200, reply["raw"])
+            return
+        calls = [
+            {"index": number, "type": "function", "function": {"name": name, "arguments": text}}
+            for number, (name, text) in enumerate(reply.get("tool_calls", ()))
+        ]
+        texts = {key: reply[key] for key in ("content", "reasoning", "reasoning_content")
+                 if reply.get(key)}  # fmt: skip
+        finish = reply.get("finish", "tool_calls" if calls else "stop")
+        usage = {"prompt_tokens": reply.get("prompt_tokens", 20), "completion_tokens": 9}
+        if not is_stream:
+            message = {"role": "assistant", "content": None, **texts, "tool_calls": calls}
+            choice = {"message": message, "finish_reason": finish}
+            self.answer(200, {"choices": [choice], "usage": usage})
+            return
+        self.send_response(200)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        for key, text in texts.items():
+            for start in range(0, len(text), 7):
+                self.event({"choices": [{"delta": {key: text[start : start + 7]}}]})
+        for call in calls:
+            function = call["function"]
+            parts = [{"name": function["name"]}]
+            parts += [{"arguments": function["arguments"][i : i + 5]}
+                      for i in range(0, len(function["arguments"]), 5)]  # fmt: skip
+            for part in parts:
+                delta = {"tool_calls": [{"index": call["index"], "function": part}]}
+                self.event({"choices": [{"delta": delta}]})
+        self.event({"choices": [{"delta": {}, "finish_reason": finish}]})
+        self.event({"choices": [], "usage": usage})
         self.wfile.write(b"data: [DONE]\n\n")
 
     def event(self, content: dict[str, Any]) -> None:
