@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from imagebuild.audit import run as audit
-from imagebuild.audit.report import json_report, text_report
+from imagebuild.audit.report.outputs import about_of, deliver, outputs_of
 from imagebuild.audit.results import Release
 from imagebuild.audit.run import Job
 from imagebuild.commands.context import Context
@@ -14,12 +14,13 @@ from imagebuild.commands.context import Context
 
 def run(context: Context) -> int:
     """Audits everything that was named, and returns the gravest code."""
+    files = outputs_of(context.arguments.report)
     with context.upstream() as upstream:
         job = Job(context.recipe, context.lock, context.series, context.arguments.arch, upstream)
         releases = [step() for step in _steps(context, job)]
     found = audit.audit_of(job, releases)
-    text_report(context.console, found)
-    context.console.document(json_report(found))
+    about = about_of(context.recipe, context.series)
+    deliver(context.console, found, about, context.arguments.format, files)
     return found.exit_code
 
 
