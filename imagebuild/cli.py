@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import io
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -45,12 +48,13 @@ def main(arguments: Sequence[str], *, root: Path | None = None) -> int:
     except UsageError as error:
         return _fail(error, argparse.Namespace(format=_format_of(arguments)))
     try:
-        module, _, name = parsed.run.partition(":")
-        handler = getattr(importlib.import_module(f"imagebuild.{module}"), name)
-        if module == "testrun":
-            code: int = handler(parsed.rest)
-            return code
-        return _run(handler, parsed, root)
+        with _ended_as_by_ctrl_c():
+            module, _, name = parsed.run.partition(":")
+            handler = getattr(importlib.import_module(f"imagebuild.{module}"), name)
+            if module == "testrun":
+                code: int = handler(parsed.rest)
+                return code
+            return _run(handler, parsed, root)
     except BuildError as error:
         return _fail(error, parsed)
     except KeyboardInterrupt:
@@ -63,6 +67,35 @@ def main(arguments: Sequence[str], *, root: Path | None = None) -> int:
             raise
         hint = "run again with -v and report what it prints"
         return _fail(EngineError(f"internal error: {error!r}", hint=hint), parsed)
+
+
+@contextlib.contextmanager
+def _ended_as_by_ctrl_c() -> Iterator[None]:
+    """Within it SIGTERM and SIGHUP end a run as Ctrl-C does, so that it clears up after itself."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may have handlers
+        return
+    defaults = {
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+        signal.SIGINT: signal.default_int_handler,
+    }
+    # What is ignored, as under nohup, stays so.
+    known = {one: default for one, default in defaults.items() if signal.getsignal(one) is default}
+
+    def end(number: int, _frame: object) -> NoReturn:
+        # A second one must not stop the clearing up, unless it is a person's.
+        for one in known:
+            signal.signal(one, defaults[one] if one is signal.SIGINT else signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for one in known:
+        signal.signal(one, end)
+    try:
+        yield
+    finally:
+        for number, handler in known.items():
+            signal.signal(number, handler)
 
 
 class _InterruptedError(BuildError):
@@ -225,6 +258,12 @@ def _patches(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
     what.add_argument("--tree", metavar="DIR", help="a site-packages folder")
     what.add_argument("--wheel", metavar="FILE", help="a vLLM wheel on disk")
     what.add_argument("--against", metavar="V", help="a release; default: the recipe's base")
+    port = _verb(patches, "port", "commands.port:run", "carry patches over to another release")
+    port.add_argument("name", metavar="NAME", nargs="*", help="or --all")
+    port.add_argument("--all", action="store_true", help="every patch of the series")
+    port.add_argument("--to", metavar="V", required=True, type=_release, help="a release")
+    port.add_argument("--write", action="store_true", help="change the modules of clean ones")
+    port.add_argument("--keep", metavar="DIR", help="keep changes and conflicts as files there")
     apply = _verb(patches, "apply", "commands.patches:apply_patches", "patch a folder in place")
     _arch(apply, "default: what a patched folder was built for, or that of this machine")
     revert = _verb(patches, "revert", "commands.patches:revert_patches", "restore a patched folder")

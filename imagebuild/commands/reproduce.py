@@ -11,6 +11,7 @@ from imagebuild.engines import reproduce as engine
 from imagebuild.engines.compare import Comparison, Grade
 from imagebuild.engines.docker import Docker
 from imagebuild.engines.layers import Layout
+from imagebuild.engines.workplace import workplace
 from imagebuild.errors import UsageError
 
 _SHOWN = 60
@@ -24,7 +25,7 @@ def run(context: Context) -> int:
     dist = context.dist.absolute()
     if arguments.image and arguments.engine == "tree":
         raise UsageError(f"--engine tree: expected no image with it, found {arguments.image}")
-    with engine.workplace(dist, is_kept=arguments.keep) as work:
+    with workplace(dist, context.root, is_kept=arguments.keep) as work:
         if arguments.image:
             name, found = "docker", _again(context, work)
         elif arguments.engine == "docker":

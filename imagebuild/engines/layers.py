@@ -10,13 +10,14 @@ import gzip
 import hashlib
 import importlib
 import json
+import sys
 import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
-from imagebuild.errors import EngineError, IntegrityError
+from imagebuild.errors import IntegrityError
 
 # An index may stand in the archive's index, and another one in that.
 _DEPTH = 3
@@ -200,11 +201,9 @@ def _unpacked(blob: IO[bytes], media_type: str) -> Iterator[IO[bytes]]:
 
 
 def _zstd(blob: IO[bytes]) -> IO[bytes]:
-    for name in ("compression.zstd", "backports.zstd", "zstandard"):
-        with contextlib.suppress(ImportError):
-            return cast("IO[bytes]", importlib.import_module(name).open(blob, "rb"))
-    raise EngineError("a layer is packed with zstd: expected a library that reads it, found none",
-                      hint="pip install zstandard, or use Python 3.14")  # fmt: skip
+    # Python's own is the newer name of the same module.
+    name = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+    return cast("IO[bytes]", importlib.import_module(name).open(blob, "rb"))
 
 
 def entries(tar: tarfile.TarFile) -> Iterator[Entry]:

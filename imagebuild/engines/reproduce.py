@@ -7,7 +7,6 @@ file times, another time zone, another seed of Python's hashes. It judges by
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -15,8 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from imagebuild.engines.compare import Comparison, folders, images
 from imagebuild.engines.image import ARCHIVE, LABEL
 from imagebuild.engines.layers import Layout
 from imagebuild.engines.tree import LAYER
+from imagebuild.engines.workplace import SOURCE, worktree
 from imagebuild.errors import (
     BrokenError,
     BuildError,
@@ -80,18 +79,6 @@ class Origin:
     cluster: str
 
 
-@contextlib.contextmanager
-def workplace(dist: Path, *, is_kept: bool) -> Iterator[Path]:
-    """A folder beside the results for two builds; removed afterwards unless it is kept."""
-    dist.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="reproduce-", dir=dist))
-    try:
-        yield folder
-    finally:
-        if not is_kept:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
 def trees(root: Path, arguments: Sequence[str], work: Path, step: Step) -> Comparison:
     """Builds a tree twice with `build` and the given arguments, into folders of `work`.
 
@@ -143,7 +130,7 @@ def again(
         BuildError: the build failed.
     """
     origin = origin_of(given)
-    with worktree(root, origin.revision, work / "source", echo) as source:
+    with worktree(root, origin.revision, work / SOURCE, echo) as source:
         step(f"build {origin.revision[:12]} on {origin.base}")
         chosen = [*_of_origin(origin, source), *arguments]
         rebuilt = _archive(source, chosen, work / "other", is_second=True)
@@ -193,14 +180,19 @@ def call(root: Path, arguments: Sequence[str], *, is_second: bool = False) -> di
     code = root if (root / "imagebuild").is_dir() else ROOT
     command = [sys.executable, "-B", "-c", _CALL, str(root), *arguments, "--format", "json"]
     environment = {**os.environ, **(_ELSEWHERE if is_second else {"PYTHONHASHSEED": "1"})}
-    done = subprocess.run(command, cwd=code, env=environment, stdin=subprocess.DEVNULL, text=True,
-                          stdout=subprocess.PIPE, check=False)  # fmt: skip
+    with subprocess.Popen(command, cwd=code, env=environment, stdin=subprocess.DEVNULL, text=True,
+                          stdout=subprocess.PIPE) as process:  # fmt: skip
+        try:
+            out, _ = process.communicate()
+        except BaseException:
+            process.terminate()  # and not kill: it has processes of its own to end
+            raise
     try:
-        document = json.loads(done.stdout)
+        document = json.loads(out)
     except ValueError:
-        document = {"error": f"the build ended with {done.returncode} and no result"}
-    if done.returncode:
-        kind = _ERRORS.get(done.returncode, EngineError)
+        document = {"error": f"the build ended with {process.returncode} and no result"}
+    if process.returncode:
+        kind = _ERRORS.get(process.returncode, EngineError)
         which = "second" if is_second else "first"
         raise kind(f"{which} build: {document.get('error')}", hint=document.get("hint"))
     return dict(document)
@@ -261,30 +253,3 @@ def _base_of(labels: Mapping[str, str], config: str) -> str:
     name, digest = labels[f"{_OCI}base.name"], labels[f"{_OCI}base.digest"]
     whole = f"{name}@{digest}"
     return whole if whole in config or ":" not in name.rpartition("/")[2] else name
-
-
-@contextlib.contextmanager
-def worktree(root: Path, revision: str, target: Path, echo: Echo) -> Iterator[Path]:
-    """Checks a commit out beside the repository, which itself is left as it is.
-
-    Raises:
-        UsageError: the repository has no such commit, or is none.
-    """
-    # A hook of the user's has no part in this.
-    git = ["git", "-C", str(root), "-c", "safe.directory=*", "-c", "core.hooksPath=/dev/null"]
-    known = subprocess.run([*git, "cat-file", "-e", f"{revision}^{{commit}}"], check=False,
-                           capture_output=True)  # fmt: skip
-    if known.returncode:
-        raise UsageError(f"{root}: expected the commit {revision}, found none of that name",
-                         hint="git fetch --all, or clone where it is from")  # fmt: skip
-    command = [*git, "worktree", "add", "--quiet", "--detach", str(target), revision]
-    echo(command)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise EngineError(f"git worktree: {done.stderr.strip()}")
-    try:
-        yield target
-    finally:
-        command = [*git, "worktree", "remove", "--force", str(target)]
-        echo(command)
-        subprocess.run(command, capture_output=True, check=False)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import importlib
 import io
 import json
+import sys
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +16,8 @@ from typing import Any
 
 GZIP = "application/vnd.oci.image.layer.v1.tar+gzip"
 PLAIN = "application/vnd.oci.image.layer.v1.tar"
+ZSTD = "application/vnd.oci.image.layer.v1.tar+zstd"
+_ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
 
 
 @dataclass
@@ -48,6 +52,13 @@ def layer(*files: File, form: int = tarfile.PAX_FORMAT) -> bytes:
     return buffer.getvalue()
 
 
+def _packed(data: bytes, kind: str, level: int) -> bytes:
+    if kind == ZSTD:
+        packed: bytes = importlib.import_module(_ZSTD).compress(data)
+        return packed
+    return gzip.compress(data, level, mtime=0) if kind == GZIP else data
+
+
 def write(
     path: Path,
     layers: Sequence[bytes],
@@ -58,6 +69,7 @@ def write(
     platforms: Sequence[str] = ("amd64",),
     labels: dict[str, str] | None = None,
     plain: bool = False,
+    zstd: bool = False,
 ) -> Path:
     """Writes an archive of one image, or of an index over several platforms."""
     blobs: dict[str, bytes] = {}
@@ -76,11 +88,8 @@ def write(
                         for said in history],
             **(config or {}),
         }  # fmt: skip
-        stored = [
-            {"mediaType": PLAIN if plain else GZIP,
-             **keep(data if plain else gzip.compress(data, level, mtime=0))}
-            for data in layers
-        ]  # fmt: skip
+        kind = ZSTD if zstd else PLAIN if plain else GZIP
+        stored = [{"mediaType": kind, **keep(_packed(data, kind, level))} for data in layers]
         return keep(json.dumps({"config": keep(json.dumps(made).encode()),
                                 "layers": stored}).encode())  # fmt: skip
 

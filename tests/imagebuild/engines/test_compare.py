@@ -61,6 +61,16 @@ def test_equal_images_are_bit_identical(tmp_path: Path) -> None:
     assert found.grade.exit_code == 0
 
 
+def test_layers_that_are_packed_in_three_ways_are_read(tmp_path: Path) -> None:
+    """Packed by zstd, as many a base is, a layer's files are compared like any others."""
+    changed = with_layer(1, File("opt/a.py", b"a\nc\n"), B)
+    for how in ({"zstd": True}, {"plain": True}, {}):
+        found = against(tmp_path, changed, **how)
+        files = [one for one in found.differences if one.path]
+        assert [(one.path, one.causes) for one in files] == [("opt/a.py", ("content",))], how
+        assert "line 2: 'b' against 'c'" in files[0].detail
+
+
 A, B = File("opt/a.py", b"a\nb\n"), File("opt/b", b"x")
 CHANGES: list[tuple[str, tuple[File, ...], str, str]] = [
     ("content", (File("opt/a.py", b"a\nc\n"), B), "opt/a.py", "line 2: 'b' against 'c'"),

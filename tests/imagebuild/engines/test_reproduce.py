@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import sys
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,7 @@ import pytest
 from imagebuild.cli import main
 from imagebuild.engines import reproduce
 from imagebuild.engines.layers import Layout
+from imagebuild.engines.workplace import workplace
 from imagebuild.errors import UsageError
 from tests.support.oci import File, layer, write
 from tests.support.product import GREETER, RECIPE, Product
@@ -69,6 +74,61 @@ def test_a_build_that_fails_keeps_its_code_and_words(product: Product) -> None:
     assert ran.code == 3
     assert "first build: " in ran.err
     assert "torch: expected 2.12.0" in ran.err
+
+
+def test_a_run_that_is_told_to_end_leaves_nothing(product: Product) -> None:
+    product.server.faults.hold = hold = threading.Event()
+    process = product.start("reproduce", "--arch", "sm_120", "--format", "json")
+    deadline = time.monotonic() + 60
+    while not product.server.asked and not _is_asked() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    hold.set()
+    assert process.returncode == 130, err
+    assert json.loads(out)["exit_code"] == 130
+    assert "error: interrupted" in err
+    assert list((product.root / "dist").iterdir()) == []
+
+
+def _is_asked() -> bool:
+    """Whether a request is waiting at the server."""
+    return any(t.name.endswith("(process_request_thread)") for t in threading.enumerate())
+
+
+# The folder
+
+
+def test_what_a_killed_run_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    root, dist = tmp_path / "repository", tmp_path / "dist"
+    root.mkdir()
+    git(root, "init", "--quiet", "--initial-branch=main")
+    git(root, "commit", "--quiet", "--allow-empty", "--message", "one")
+    head = git(root, "rev-parse", "HEAD")
+    code = (
+        "import os, sys; from pathlib import Path; from imagebuild.engines.workplace import *\n"
+        "root, dist, head = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]\n"
+        "with workplace(dist, root, is_kept=False) as work, "
+        "worktree(root, head, work / SOURCE, lambda _c: None):\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(root), str(dist), head], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = dist.iterdir()
+    assert (left / "source" / ".git").is_file()
+    assert str(left) in git(root, "worktree", "list")
+    (dist / "glm53-flash-sm_120").mkdir()
+    with workplace(dist, root, is_kept=True) as kept:
+        assert not left.exists()
+        assert str(left) not in git(root, "worktree", "list", "--porcelain")
+    with (
+        workplace(dist, root, is_kept=False) as running,
+        workplace(dist, root, is_kept=False) as other,
+    ):
+        assert running.exists()  # it is somebody's
+        assert other != running
+    assert sorted(path.name for path in dist.iterdir()) == ["glm53-flash-sm_120", kept.name]
+    assert list(kept.iterdir()) == []
 
 
 # Images

@@ -354,19 +354,23 @@ def test_what_another_process_built_meanwhile_is_not_built_again(
     assert len(seen) == 2
 
 
-def test_ctrl_c_says_so_and_leaves_nothing(product: Product) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_build_that_is_told_to_end_says_so_and_leaves_nothing(
+    product: Product, sent: signal.Signals
+) -> None:
     product.server.faults.hold = hold = threading.Event()
     process = product.start("build", "--arch", "sm_120", "--format", "json")
     deadline = time.monotonic() + 60
     while not _is_connected(product) and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     out, err = process.communicate(timeout=60)
     hold.set()
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert json.loads(out)["exit_code"] == 130
-    assert not (product.root / "dist" / "tiny-sm_120").exists()
+    assert not list((product.root / "dist").glob("tiny-sm_120*"))
+    assert not list(product.cache.glob("partial/*"))
 
 
 def _is_connected(product: Product) -> bool:
