@@ -171,10 +171,16 @@ def _parser() -> argparse.ArgumentParser:
     _arch(audit, "leave out patches that do not matter for it; default: none")
     audit.add_argument("--against", metavar="SPEC", action="append", default=[],
                        help="a version or a range such as '>=0.31,<0.33'; repeatable")  # fmt: skip
+    audit.add_argument("--since", metavar="V", help="that release and every later one")
+    audit.add_argument("--latest", metavar="N", type=_count, help="the newest N releases")
     audit.add_argument("--wheel", metavar="FILE", action="append", default=[],
                        help="a vLLM wheel on disk; repeatable")  # fmt: skip
     audit.add_argument("--tree", metavar="DIR", action="append", default=[],
                        help="a site-packages folder; repeatable")  # fmt: skip
+    audit.add_argument("--nightly", metavar="URL", action="append", default=[],
+                       help="an index of vLLM wheels of one commit; repeatable")  # fmt: skip
+    audit.add_argument("--first-bad", metavar="NAME",
+                       help="search releases for the first on which this patch is not green")  # fmt: skip
 
     _patches(verbs)
     _lock(verbs)
@@ -197,6 +203,8 @@ def _parser() -> argparse.ArgumentParser:
     prune.add_argument("--to", metavar="SIZE", help="such as 5GiB; default: the cache's limit")
     _verb(cache, "remove-smoke", "commands.cache:remove_smoke",
           "remove the environments of verify --deep")  # fmt: skip
+
+    _kernel(verbs)
 
     test = verbs.add_parser("test", help="run the tests; other arguments go to pytest",
                             add_help=False, prefix_chars="\0")  # fmt: skip
@@ -352,6 +360,28 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 10**7:
         raise argparse.ArgumentTypeError(f"expected a number above 0, found {text!r}")
     return int(text)
+
+
+def _kernel(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    kernel = _group(verbs, "kernel", "the attention kernel")
+    check = _verb(kernel, "check", "commands.kernelruns:check",
+                  "check the kernel and FlashKDA on this machine's GPU against fp64")  # fmt: skip
+    check.add_argument("--quick", action="store_true", help="a few seconds instead of a minute")
+    check.add_argument("--only", choices=["kernel", "flashkda"], help="default: both")
+    check.add_argument("--flashkda", metavar="FILE",
+                       help="default: the one in the installed vLLM, if any")  # fmt: skip
+    bench = _verb(kernel, "bench", "commands.kernelruns:bench",
+                  "time the kernel beside every other one that a user could pick")  # fmt: skip
+    bench.add_argument("--prepare", action="store_true",
+                       help="make the baselines and stop: needs nvcc and no GPU")  # fmt: skip
+    bench.add_argument("--parts", metavar="DIR", help="the baselines; default: dist/kernel-bench")
+    bench.add_argument("--tilelang", action="store_true", help="prepare TileLang too, 90 MB")
+    bench.add_argument("--out", metavar="FILE", help="default: kernel/bench/results.json")
+    bench.add_argument("--dist", metavar="DIR", help="where results are; default: dist")
+    for one in (check, bench):
+        one.add_argument("--python", metavar="FILE",
+                         help="one that has torch; default: the first python3 on PATH")  # fmt: skip
+        one.add_argument("--library", metavar="FILE", help="the kernel; default: the installed one")
 
 
 def _group(verbs, name: str, text: str):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202

@@ -8,6 +8,7 @@ from typing import Literal
 
 TOPK, HEAD_DIM = 2048, 512
 FILLED, BUFFER = 2051, 2176  # what vLLM hands over for GLM-5.3: filled columns of so many
+SM_SCALE = 256**-0.5  # GLM-5.3: 256 values a head before MLA absorbs the up-projection
 PREFILL_ROWS = 8192  # context of a prefill
 DECODE_ROWS = 65536  # context of one request
 REQUESTS = 64  # pools of different requests; larger batches share them

@@ -1,0 +1,82 @@
+"""`kernel check` and `kernel bench`: what needs a GPU, run by a Python that has torch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from imagebuild.commands.context import Context
+from imagebuild.errors import EngineError
+
+
+def check(context: Context) -> int:
+    """Runs kernel/check.py; returns its exit code, which is one of ours."""
+    asked = context.arguments
+    words = [str(context.root / "kernel" / "check.py"), "--format", asked.format]
+    words += ["--quick"] if asked.quick else []
+    for name in ("only", "library", "flashkda"):
+        value = getattr(asked, name)
+        words += [f"--{name}", value] if value else []
+    return _run(context, words)
+
+
+def bench(context: Context) -> int:
+    """Prepares the baselines, then times them beside ours where there is a GPU.
+
+    With `--prepare` it stops after the first half, which needs no GPU.
+    """
+    asked = context.arguments
+    parts = Path(asked.parts) if asked.parts else context.dist / "kernel-bench"
+    if asked.prepare or not parts.is_dir():
+        _prepare(context, parts)
+    if asked.prepare:
+        context.console.result(f"{parts}: ready; on the GPU machine, in this repository: "
+                               f"python3 -m kernel.bench --parts {parts}")  # fmt: skip
+        context.console.document({"parts": str(parts), "files": sorted(
+            path.name for path in parts.iterdir())})  # fmt: skip
+        return 0
+    words = ["-m", "kernel.bench", "--parts", str(parts)]
+    words += ["--library", asked.library] if asked.library else []
+    words += ["--out", asked.out] if asked.out else []
+    return _run(context, words, {"PYTHONPATH": str((parts / "site").resolve())})
+
+
+def _prepare(context: Context, parts: Path) -> None:
+    from kernel.bench.prepare import prepare
+
+    with context.upstream() as upstream:
+        prepare(upstream, context.console, parts, with_tilelang=context.arguments.tilelang)
+
+
+def _run(context: Context, words: Sequence[str], extra: dict[str, str] | None = None) -> int:
+    """Runs a script of the kernel's there, with its output as ours."""
+    call = [str(_python(context.arguments.python)), *words]
+    context.console.command(call)
+    environment = {**os.environ, **(extra or {})}
+    done = subprocess.run(call, cwd=context.root, env=environment, check=False)
+    if done.returncode < 0:
+        raise EngineError(f"{words[0]}: ended by signal {-done.returncode}")
+    return done.returncode
+
+
+def _python(asked: str | None) -> Path:
+    """`--python`, else the first python3 on PATH that is not that of build.py's environment.
+
+    Raises:
+        EngineError: there is none.
+    """
+    if asked:
+        found = shutil.which(asked)
+        if found is None:
+            raise EngineError(f"--python {asked}: expected an interpreter, found none")
+        return Path(found)
+    ours = Path(sys.prefix).resolve()
+    for folder in os.environ.get("PATH", "").split(os.pathsep):
+        place = Path(folder or ".") / "python3"
+        if place.is_file() and place.parent.parent.resolve() != ours:
+            return place
+    return Path(sys.executable)
