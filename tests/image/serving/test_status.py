@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import http.client
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import state, statusfacts, statusmcp, statuspage
+from serving.status import Options, StatusServer, main, read_token
+
+TOKEN = "0123456789abcdef0123"
+PATHS = ("/", "/healthz", "/status.json", "/cluster.json", "/metrics", "/mcp", "/nothing")
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> state.StateFile:
+    return state.StateFile(tmp_path / "run", "gb10-2x")
+
+
+class Client:
+    def __init__(self, server: StatusServer) -> None:
+        self.server = server
+
+    def __call__(self, path: str, method: str = "GET", body: str | None = None,
+                 **headers: str) -> tuple[int, str, http.client.HTTPMessage]:  # fmt: skip
+        connection = http.client.HTTPConnection(
+            self.server.options.host, self.server.port, timeout=10
+        )
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, path, body, named)
+        reply = connection.getresponse()
+        text = reply.read().decode()
+        connection.close()
+        return reply.status, text, reply.headers
+
+
+@pytest.fixture
+def ask(shown: state.StateFile, tmp_path: Path) -> Iterator[Client]:
+    log = tmp_path / "vllm.log"
+    log.write_text("".join(f"line {number} \x1b[32mINFO\x1b[0m\n" for number in range(300)))
+    server = StatusServer(Options("127.0.0.1", 0, shown.path.parent, log))
+    server.start()
+    yield Client(server)
+    server.stop()
+
+
+@pytest.fixture
+def guarded(shown: state.StateFile) -> Iterator[Client]:
+    """A server with a token, as off loopback."""
+    server = StatusServer(Options("127.0.0.2", 0, shown.path.parent, None, TOKEN))
+    server.start()
+    yield Client(server)
+    server.stop()
+
+
+class TestPages:
+    def test_health_follows_the_start(self, ask: Client, shown: state.StateFile) -> None:
+        for stage in state.STAGES[:-2]:
+            shown.begin(stage)
+            assert ask("/healthz")[:2] == (503, f"{stage}\n")
+        shown.begin("serving")
+        assert ask("/healthz")[:2] == (200, "serving\n")
+        shown.fail("rank 1 (10.0.0.2) is lost: it closed the connection")
+        assert ask("/healthz")[:2] == (503, "failed\n")
+        status, text, _ = ask("/status.json")
+        assert status == 503 and json.loads(text)["error"].startswith("rank 1")
+
+    def test_without_a_state(self, tmp_path: Path) -> None:
+        server = StatusServer(Options("127.0.0.1", 0, tmp_path / "none"))
+        server.start()
+        try:
+            assert Client(server)("/healthz")[:2] == (503, "none\n")
+            assert Client(server)("/")[0] == 200
+            (tmp_path / "none").mkdir()
+            (tmp_path / "none/state.json").write_text("{half")
+            assert json.loads(Client(server)("/status.json")[1])["stage"] == "none"
+        finally:
+            server.stop()
+
+    def test_metrics(self, ask: Client, shown: state.StateFile) -> None:
+        shown.begin("load")
+        shown.begin("serving")
+        text = ask("/metrics")[1]
+        assert "\nglm53_healthy 1\n" in text and 'glm53_stage{stage="serving"} 1' in text
+        assert re.search(r'glm53_stage_seconds\{stage="load"\} \d+\.\d\n', text)
+        assert re.search(r'glm53_memory_bytes\{kind="available"\} \d{8,}\n', text)
+        assert "\n\n" not in text and text.endswith("\n")
+
+    def test_what_is_not_there(self, ask: Client) -> None:
+        assert ask("/../etc/passwd")[0] == ask("/mcp/x")[0] == 404
+        assert ask("/mcp")[0] == 405
+        assert ask("/status.json", "POST", "{}")[0] == 404
+
+    def test_the_page_holds_the_state_as_text(self, ask: Client, shown: state.StateFile) -> None:
+        shown.begin("load", "</script><script>alert(1)</script>")
+        shown.update(knobs={"GLM_X": "<img src=x onerror=alert(2)>"})
+        _, text, headers = ask("/")
+        assert "<script>alert" not in text and "<img" not in text
+        [number] = re.findall(r"script-src 'nonce-([\w-]+)'", headers["Content-Security-Policy"])
+        assert text.count(f'nonce="{number}"') == 3 and "{{" not in text
+        assert number not in ask("/")[1], "a nonce that is known beforehand keeps nobody out"
+        held = json.loads(re.findall(r'id="state"[^>]*>(.*?)</script>', text, re.DOTALL)[0])
+        assert held["knobs"] == {"GLM_X": "<img src=x onerror=alert(2)>"}
+
+    def test_the_page_names_every_stage(self) -> None:
+        page = (Path(statuspage.__file__).with_name("status.html")).read_text()
+        for stage in state.STAGES:
+            assert re.search(rf"\b{stage}: \"", page), stage
+
+
+class TestWhoMayAsk:
+    @pytest.mark.parametrize("path", PATHS)
+    def test_nothing_without_the_token(self, guarded: Client, path: str) -> None:
+        wrong: list[dict[str, str]] = [
+            {}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {TOKEN}"},
+            {"Cookie": "glm53_status=wrong"}, {"Cookie": "; ;=\x01"},
+        ]  # fmt: skip
+        for headers in wrong:
+            status, text, _ = guarded(path, **headers)
+            assert (status, text) == (401, "a token is needed\n"), headers
+        assert guarded(path, "POST", "{}")[0] == 401
+        assert guarded(f"{path}?token=wrong")[0] == 401
+
+    def test_with_the_token(self, guarded: Client) -> None:
+        bearer = {"Authorization": f"Bearer {TOKEN}"}
+        assert guarded("/status.json", **bearer)[0] == 503
+        assert guarded("/", **bearer, Host="box.lan:8082")[0] == 200
+        status, _, headers = guarded(f"/?token={TOKEN}")
+        assert (status, headers["Location"]) == (303, "/")
+        cookie = headers["Set-Cookie"]
+        assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
+        assert guarded("/", Cookie=cookie.partition(";")[0])[0] == 200
+        assert TOKEN not in guarded("/", **bearer)[1]
+
+    def test_off_loopback_there_is_no_server_without_a_token(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="is not loopback, so it needs a token"):
+            StatusServer(Options("0.0.0.0", 0, tmp_path))
+        with pytest.raises(ValueError, match="needs a token"):
+            StatusServer(Options("::", 0, tmp_path))
+
+    @pytest.mark.parametrize("headers", [
+        {"Host": "evil.example"}, {"Host": "evil.example:8082"}, {"Host": "["},
+        {"Origin": "https://evil.example"}, {"Origin": "null"}, {"Host": ""},
+    ])  # fmt: skip
+    def test_another_site_in_a_browser_here_gets_nothing(self, ask: Client, headers) -> None:
+        call = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
+        for path, method, body in (("/status.json", "GET", None), ("/mcp", "POST", call)):
+            assert ask(path, method, body, **headers)[0] == 403
+
+    def test_tokens_of_files(self, tmp_path: Path) -> None:
+        (tmp_path / "good").write_text(f"{TOKEN}\n")
+        assert read_token(tmp_path / "good") == TOKEN
+        for text in ("", "short", "with space and more letters", 'quote"' * 4, "ümlaut" * 5):
+            (tmp_path / "bad").write_text(text)
+            with pytest.raises(ValueError, match="expected a token of 16 or more"):
+                read_token(tmp_path / "bad")
+
+    def test_command(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["--host", "0.0.0.0", "--folder", str(tmp_path)]) == 2
+        assert main(["--token-file", str(tmp_path / "none")]) == 2
+        assert "error: " in capsys.readouterr().err
+
+
+class TestMcp:
+    def call(self, ask: Client, method: str, **params: Any) -> dict[str, Any]:
+        body = {"jsonrpc": "2.0", "id": 7, "method": method, "params": params}
+        status, text, _ = ask("/mcp", "POST", json.dumps(body))
+        found: dict[str, Any] = json.loads(text)
+        assert status == 200 and found["id"] == 7 and found["jsonrpc"] == "2.0"
+        return found
+
+    def text(self, ask: Client, name: str, **arguments: Any) -> str:
+        found = self.call(ask, "tools/call", name=name, arguments=arguments)
+        return str(found["result"]["content"][0]["text"])
+
+    def test_a_session(self, ask: Client, shown: state.StateFile) -> None:
+        started = self.call(ask, "initialize", protocolVersion="2025-06-18")["result"]
+        assert (
+            started["protocolVersion"] == statusmcp.VERSION and "tools" in started["capabilities"]
+        )
+        assert ask("/mcp", "POST", '{"jsonrpc": "2.0", "method": "notifications/initialized"}')[
+            :2
+        ] == (202, "")
+        tools = self.call(ask, "tools/list")["result"]["tools"]
+        assert [tool["name"] for tool in tools] == ["status", "cluster", "log"]
+        assert all(tool["annotations"]["readOnlyHint"] for tool in tools)
+        shown.begin("warmup")
+        assert json.loads(self.text(ask, "status"))["stage"] == "warmup"
+        assert json.loads(self.text(ask, "cluster"))["ranks"][0]["stage"] == "warmup"
+
+    def test_the_log(self, ask: Client) -> None:
+        assert self.text(ask, "log", lines=2) == "line 298 INFO\nline 299 INFO"
+        assert self.text(ask, "log", contains="LINE 17 ") == "line 17 INFO"
+        assert self.text(ask, "log", contains="zzz") == "no such lines"
+
+    @pytest.mark.parametrize(("body", "code"), [
+        ("{", -32700), ("[]", -32600), ("3", -32600), ('{"id": 1}', -32600),
+        ('{"id": 1, "method": "shell"}', -32601),
+        ('{"id": 1, "method": "ping", "params": [1]}', -32602),
+        ('{"id": 1, "method": "tools/call", "params": {"name": "find_files"}}', -32602),
+        ('{"id": 1, "method": "tools/call", "params": {"name": "log", "arguments": {"lines": -1}}}',
+         -32602),
+        ('{"id": 1, "method": "tools/call", "params": {"name": "log", "arguments": [1]}}', -32602),
+        ("[" * 3000, -32700),
+    ])  # fmt: skip
+    def test_malformed(self, ask: Client, body: str, code: int) -> None:
+        status, text, _ = ask("/mcp", "POST", body)
+        assert status == 200 and json.loads(text)["error"]["code"] == code
+
+    def test_batches_and_size(self, ask: Client) -> None:
+        two = '[{"id": 1, "method": "ping"}, {"method": "x"}, {"id": 2, "method": "ping"}]'
+        assert [each["id"] for each in json.loads(ask("/mcp", "POST", two)[1])] == [1, 2]
+        assert ask("/mcp", "POST", "[" + " " * 70_000 + "]")[0] == 413
+
+
+class TestCluster:
+    def test_all_ranks(self, shown: state.StateFile, tmp_path: Path) -> None:
+        other = state.StateFile(tmp_path / "other", "gb10-2x")
+        other.update(rank=1, fingerprint={"digest": "f" * 64})
+        other.fail("kernel: the head has sha256:a, rank 1 has sha256:c")
+        peer = StatusServer(Options("127.0.0.3", 0, other.path.parent, None, TOKEN))
+        peer.start()
+        peers = (f"127.0.0.3:{peer.port}", "127.0.0.4:9")
+        head = StatusServer(
+            Options("127.0.0.2", 0, shown.path.parent, None, TOKEN, peers=lambda: peers)
+        )
+        head.start()
+        try:
+            status, text, _ = Client(head)("/cluster.json", Authorization=f"Bearer {TOKEN}")
+        finally:
+            head.stop()
+            peer.stop()
+        mine, one, two = json.loads(text)["ranks"]
+        assert status == 503 and mine["stage"] == "preflight"
+        assert (one["rank"], one["stage"], one["fingerprint"]) == (1, "failed", "f" * 64)
+        assert one["error"].startswith("kernel: ")
+        assert two["stage"] == "unknown" and "does not answer" in two["error"]
+
+    def test_a_peer_that_talks_nonsense(self, shown: state.StateFile) -> None:
+        found = statusfacts.cluster(statusfacts.document(shown.path.parent), ("127.0.0.1:9",), "")
+        assert found["ranks"][1]["healthy"] is False
+
+    def test_memory(self, tmp_path: Path) -> None:
+        assert statusfacts.memory()["total"] > statusfacts.memory()["available"] > 0
+        assert statusfacts.memory(tmp_path / "none") == {}
