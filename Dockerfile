@@ -136,9 +136,13 @@ ARG BASE
 LABEL org.opencontainers.image.base.name="${BASE}" \
       imagebuild.recipe="${RECIPE}" \
       imagebuild.cluster="${CLUSTER}"
+ENV IMAGEBUILD_CLUSTER="${CLUSTER}"
 EXPOSE 8002 8082
 ENTRYPOINT ["/entrypoint.py"]
 CMD []
+# Weights take minutes to load; until then a failing check does not count.
+HEALTHCHECK --interval=15s --timeout=10s --start-period=1h CMD ["/entrypoint.py", "health"]
 # Most often edited, so last. Not from the repository itself: a file older than the epoch would keep
 # its time, and another clone would give another layer.
+COPY --from=inputs /out/runtime/opt/ /opt/
 COPY --from=inputs --chmod=0755 /out/runtime/image/runtime/entrypoint.py /entrypoint.py

@@ -1,11 +1,16 @@
 #!/usr/bin/env python3
-"""Starts `vllm serve` with the container's arguments, in its own place, so that signals reach it.
+"""The container's entry point; `serving.cli` has what it does.
 
-It must not decide anything: no defaults, no checks.
+The package and what goes with it are beside this file in the repository and below /opt/glm53 in the
+image, where this file alone stands at the root.
 """
 
-import os
 import sys
+from pathlib import Path
 
 if __name__ == "__main__":
-    os.execvp("vllm", ["vllm", "serve", *sys.argv[1:]])  # noqa: S606
+    here = Path(__file__).resolve().parent
+    sys.path.insert(0, str(here if (here / "serving").is_dir() else Path("/opt/glm53")))
+    from serving.cli import main
+
+    sys.exit(main(sys.argv[1:]))

@@ -19,7 +19,11 @@ from imagebuild.steps.run import finish, say
 _ROOTS = ("imagebuild.steps.series", "imagebuild.verify.script")
 _FLASHKDA = ("imagebuild.steps.flashkda",)
 _HEADERS = "image/runtime/link_cuda_headers.py"
-_RUNTIME = ("image/runtime/entrypoint.py",)
+_RUNTIME = Path("image/runtime")
+_ENTRYPOINT = _RUNTIME / "entrypoint.py"
+# What the entry point imports is here in the image.
+_SHARE = Path("opt/glm53")
+_BESIDE = ("glm_mla_route.py", "glm_chat_template.py", "glm47_failclosed.py")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -35,7 +39,9 @@ def _run(arguments: Sequence[str]) -> None:
     copy(root, series, out / "series")
     headers = [Path(_HEADERS)] if (root / _HEADERS).is_file() else []
     copy(root, headers, out / "headers")
-    copy(root, map(Path, _RUNTIME), out / "runtime")
+    copy(root, [_ENTRYPOINT], out / "runtime")
+    copy(root / _RUNTIME, serving_files(root), out / "runtime" / _SHARE)
+    copy(root, template_files(root), out / "runtime" / _SHARE)
     copy(root, flashkda_files(root), out / "flashkda")
     say(f"inputs: {len(set(series))} files for series and verify")
 
@@ -70,6 +76,20 @@ def flashkda_files(root: Path) -> Iterator[Path]:
         path for path in (_module_file(root, name) for name in _FLASHKDA) if path
     ]))  # fmt: skip
     yield from (Path("image") / name / "recipe.toml" for name in recipes(root))
+
+
+def serving_files(root: Path) -> Iterator[Path]:
+    """What the entry point imports beside itself, relative to image/runtime."""
+    for path in (root / _RUNTIME / "serving").rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield path.relative_to(root / _RUNTIME)
+    yield from map(Path, _BESIDE)
+
+
+def template_files(root: Path) -> Iterator[Path]:
+    """Our own modules that edit the chat template at each start."""
+    start = root / _RUNTIME / "glm_chat_template.py"
+    yield from (path.relative_to(root) for path in _imported(root, [start]) - {start})
 
 
 def _imported(root: Path, starts: Iterable[Path | None]) -> set[Path]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import glm_mla_route
+
 from serving import places, speculation
 from serving.cluster import Membership
 from serving.kinds import Value

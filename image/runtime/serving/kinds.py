@@ -49,6 +49,13 @@ def text(pattern: re.Pattern[str], name: str, expected: str) -> Kind:
 
 NAME = text(_NAME, "name", "letters, digits and ._:/- (up to 128)")
 INTERFACE = text(_INTERFACE, "interface", "the name of a network interface")
+SCALE = text(
+    re.compile(
+        r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}=[0-9]{1,9}(\.[0-9]{0,12})?([eE][+-]?[0-9]{1,2})?"
+    ),
+    "CHECKPOINT=SCALE",
+    "CHECKPOINT=SCALE with a number, such as GLM-5.3-Flash-NVFP4=1.6e-3",
+)
 HCA = text(_HCA, "HCAs", "RDMA devices with commas between them, such as rocep1s0f0,rocep1s0f1")
 HOST = text(_HOST, "host", "an IP address or a host name")
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import glm_mla_route
+
 from serving import extra, rules, speculation
 from serving.errors import KnobError, raise_all
 from serving.knobs import Settings, read

@@ -227,5 +227,12 @@ def _ports(s: Settings) -> Iterator[str]:
 
 
 def _keys(s: Settings, environ: Mapping[str, str]) -> Iterator[str]:
+    host = s.text("STATUS_HOST")
+    is_loopback = host in ("localhost", "::1") or host.startswith("127.")
+    if not is_loopback and not s.has("STATUS_TOKEN_FILE"):
+        yield (
+            f"GLM_STATUS_HOST={host} is no loopback address, so the status page needs "
+            "GLM_STATUS_TOKEN_FILE"
+        )
     if s.has("API_KEY_FILE") and environ.get("VLLM_API_KEY"):
         yield "GLM_API_KEY_FILE and VLLM_API_KEY are both set; unset VLLM_API_KEY"

@@ -94,6 +94,12 @@ class StateFile:
             self._document["serving"] = stage == "serving"
             self._write()
 
+    def skip(self, stage: str, why: str) -> None:
+        """Says that a stage is not for this rank."""
+        with self._lock:
+            self._entry(stage).update(state="done", message=f"not run: {why}")
+            self._write()
+
     def note(self, message: str) -> None:
         """Says in words what the running stage is at."""
         with self._lock:

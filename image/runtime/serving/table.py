@@ -139,6 +139,10 @@ _KERNELS = _group(
           _same("auto"),
           "auto: by the checkpoint. Calibrated input scales: flashinfer_cutlass, as both recipes have "
           "it; none: marlin, if its repacking fits.", former="MOE_BACKEND"),
+    _knob("MOE_INPUT_SCALE", kinds.SCALE, _same(""),
+          "CHECKPOINT=SCALE, such as GLM-5.3-Flash-NVFP4=1.6e-3: the input scale of experts that have "
+          "none, for that checkpoint. No constant is right for all experts; fetch calibrated scales "
+          "instead, if there are any.", env="GLM_MOE_INPUT_SCALE"),
     _knob("TOPK_BACKEND",
           kinds.choice("auto", "per_row", "persistent", "cooperative", "flashinfer", "torch"),
           _each("per_row", "per_row", "", "GGL"),

@@ -49,10 +49,25 @@ def test_copy_leaves_out_what_others_edit(copied: Path) -> None:
 
 
 def test_other_folders_hold_one_concern_each(copied: Path) -> None:
-    runtime = [path.name for path in (copied / "runtime").rglob("*") if path.is_file()]
     headers = [path.name for path in (copied / "headers").rglob("*") if path.is_file()]
-    assert runtime == ["entrypoint.py"]
     assert headers == ["link_cuda_headers.py"]
+
+
+def test_entry_point_runs_from_the_copy_alone(copied: Path) -> None:
+    """As it lies in the image, with the standard library and no package of ours elsewhere."""
+    share = copied / "runtime" / "opt" / "glm53"
+    names = {path.relative_to(share).as_posix() for path in share.rglob("*") if path.is_file()}
+    assert {"serving/main.py", "glm_mla_route.py", "glm47_failclosed.py"} <= names
+    assert not [
+        name for name in names if "pycache" in name or name.startswith("imagebuild/engines")
+    ]
+    code = (f"import sys; sys.path[:] = [p for p in sys.path if 'packages' not in p];"
+            f"sys.path.insert(0, {str(share)!r});"
+            "import serving.main, serving.cli, glm_chat_template")  # fmt: skip
+    done = subprocess.run([sys.executable, "-I", "-B", "-c", code], cwd=copied, check=False,
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (copied / "runtime" / "image" / "runtime" / "entrypoint.py").is_file()
 
 
 def test_folder_is_made_even_for_nothing(tmp_path: Path) -> None:
