@@ -44,13 +44,27 @@ class Console:
         """One line in the colour of an exit code."""
         self.result(text, _STYLES.get(code, "red"))
 
-    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """A table, for text output; plain columns, a line a row, when stdout is no terminal."""
+    @property
+    def width(self) -> int | None:
+        """Columns of the terminal that results go to; None when they go elsewhere."""
+        return self._out.width if sys.stdout.isatty() else None
+
+    def table(
+        self,
+        title: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        codes: Sequence[Sequence[int | None]] | None = None,
+    ) -> None:
+        """A table, for text output; plain columns, a line a row, when stdout is no terminal.
+
+        `codes` has an exit code for each cell that is to have its colour.
+        """
         if self.is_json:
             return
         # Colour may be forced where nobody looks at a screen; a pipe still gets lines.
         if sys.stdout.isatty():
-            self._out.print(_table(title, columns, rows), soft_wrap=False)
+            self._out.print(_table(title, columns, rows, codes), soft_wrap=False)
             return
         self.result(title)
         lines = [[visible(" ".join(c.split("\n"))) for c in row] for row in [columns, *rows]]
@@ -146,15 +160,23 @@ def _write(stream: TextIO, text: str) -> None:
         os.close(nowhere)
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def _table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    codes: Sequence[Sequence[int | None]] | None,
+) -> Table:
     from rich.table import Table
     from rich.text import Text
 
     table = Table(title=title, title_justify="left")
     for column in columns:
         table.add_column(column, overflow="fold")  # long hashes are broken, never cut
-    for row in rows:
-        table.add_row(*(Text(visible(cell)) for cell in row))
+    for index, row in enumerate(rows):
+        styles = [_STYLES.get(code, "") if code is not None else "" for code in codes[index]] \
+            if codes else [""] * len(row)  # fmt: skip
+        cells = zip(row, styles, strict=True)
+        table.add_row(*(Text(visible(cell), style) for cell, style in cells))
     return table
 
 

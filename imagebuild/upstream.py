@@ -6,8 +6,9 @@ It joins recipe, lock and `imagebuild.sources`; it judges nothing.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -20,7 +21,7 @@ from imagebuild.sources.cache import Cache
 from imagebuild.sources.download import Progress, fetch, no_progress
 from imagebuild.sources.http import Http
 from imagebuild.sources.index import IndexFile, PackageIndex
-from imagebuild.sources.pipconf import read_settings
+from imagebuild.sources.pipconf import read_settings, scrub
 from imagebuild.sources.wheel import RemoteWheel, WheelTree, open_wheel
 from imagebuild.sources.wheelbase import Wheel
 
@@ -97,6 +98,8 @@ class Upstream:
         self.notice = notice
         self.cache = Cache(offline=offline, notice=notice)
         self._wheels: dict[tuple[str, str, str, str], WheelTree | RemoteWheel] = {}
+        # Releases are read side by side; a wheel that two of them need is opened once.
+        self._opening = threading.Lock()
 
     @functools.cached_property
     def http(self) -> Http:
@@ -154,6 +157,36 @@ class Upstream:
         wheel = self._wheel(next(iter(self.recipe.site)), version, platform, locked)
         return self._join(wheel, version, platform, locked)
 
+    def nightly(self, url: str, platform: str) -> Wheel:
+        """The newest vLLM wheel of another index, such as one of a single commit.
+
+        Args:
+            url: of the index (its page of vLLM is at URL/vllm/), or of the page itself.
+            platform: docker's word.
+
+        Raises:
+            UsageError: neither has a vLLM wheel for the platform.
+            EngineError: as `PackageIndex.files`.
+        """
+        settings = self.http.settings
+        self.http.remember_login(url)
+        empty = replace(settings, extra_index_urls=(), find_links=(), no_index=False)
+        index = PackageIndex(replace(empty, index_url=url), self.http, self.cache)
+        page = PackageIndex(replace(empty, no_index=True, find_links=(url,)), self.http, self.cache)
+        offered = index.offered("vllm") or page.offered("vllm")
+        wheels = [file for file in offered if file.filename.endswith(".whl")]
+        if not wheels:
+            raise UsageError(f"{scrub(url)}: expected an index with vllm wheels, found none",
+                             hint="name the index of one commit, or its page of vllm")  # fmt: skip
+        owner = index if index.offered("vllm") else page
+        file = owner.wheel("vllm", owner.versions("vllm")[-1], platform)
+        key = ("vllm", file.url, platform, "")
+        with self._opening:
+            if key not in self._wheels:
+                self._wheels[key] = open_wheel(file, self.http, self.cache, platform=platform,
+                                               progress=self.progress)  # fmt: skip
+            return self._wheels[key]
+
     def beside(self, wheel: Wheel, version: str, platform: str) -> Base:
         """Joins a vLLM wheel with the wheels of what it pins."""
         return self._join(wheel, version, platform, None)
@@ -167,9 +200,10 @@ class Upstream:
     def _wheel(self, project: str, version: str, platform: str, locked: BaseLock | None) -> Wheel:
         pin = locked.wheel(project, platform) if locked else None
         key = (project, version, platform, pin.sha256 if pin else "")
-        if key not in self._wheels:
-            self._wheels[key] = self._open(project, version, platform, pin)
-        return self._wheels[key]
+        with self._opening:
+            if key not in self._wheels:
+                self._wheels[key] = self._open(project, version, platform, pin)
+            return self._wheels[key]
 
     def _open(
         self, project: str, version: str, platform: str, pin: WheelPin | None

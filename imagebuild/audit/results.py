@@ -6,7 +6,7 @@ of `imagebuild.patching.evaluate`; what is here comes on top of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,6 +16,9 @@ from imagebuild.patching.tree import Identity
 
 # Where a release was read: the package index, a wheel or folder on disk, a page of nightlies.
 Origin = Literal["index", "wheel", "tree", "nightly"]
+
+
+_FEW = 4  # releases that a sentence names
 
 
 @dataclass(frozen=True)
@@ -56,18 +59,31 @@ class ScopeDiff:
 
 
 @dataclass(frozen=True)
+class Near(Candidate):
+    """A place that may be the one: path, line, similarity (0 to 1) and its lines, and
+
+    Attributes:
+        scope: the innermost function or class around it; "" at the top level.
+        why: a clause on what is alike.
+    """
+
+    scope: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class EditCandidates:
     """Where the text of an edit that found no anchor may be now, most alike first.
 
     Attributes:
         label, path, scope: of the edit.
-        candidates: each with path, line, similarity (0 to 1) and its lines.
+        candidates: the places.
     """
 
     label: str
     path: str
     scope: str
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[Near, ...]
 
 
 @dataclass(frozen=True)
@@ -212,7 +228,7 @@ class Bisection:
         patch: its name.
         steps: in the order of the search.
         first_bad: the release; "" when none of them is bad.
-        last_good: the release before it; "" when the first one is bad already.
+        last_good: the last release before it; "" when the first one is bad already.
         untested: how many releases were not opened.
     """
 
@@ -298,17 +314,20 @@ class Audit:
             text = words.get(gravest, "broken")
             if self.failures:
                 text += f"; {_count(len(self.failures), 'release')} could not be read"
+            if self.watch is not None and self.watch.lock_code:
+                does = "does not hold" if self.watch.lock_code > 1 else "needs a look"
+                text += f"; the lock {does}"
             return text
         idle = [release for release in self.releases if release.is_for_nobody]
-        notes = []
-        if idle and len(idle) == len(self.releases):
-            return "nothing was tried: no patch is for " + ", ".join(r.version for r in idle)
-        if idle:
-            notes.append("no patch is for " + ", ".join(release.version for release in idle))
-        moved = [release for release in self.releases if release.changed_pins]
+        tried = [release for release in self.releases if not release.is_for_nobody]
+        if self.releases and not tried:
+            return f"nothing was tried: no patch is for {_names(idle, len(self.releases))}"
+        notes = [f"no patch is for {_names(idle, len(self.releases))}"] if idle else []
+        moved = [release for release in tried if release.changed_pins]
         if moved:
-            what = ", ".join(release.version for release in moved)
-            notes.append(f"{what} requires other versions than the recipe's base (see pin)")
+            verb = "requires" if len(moved) == 1 else "require"
+            notes.append(f"{_names(moved, len(self.releases))} {verb} other versions than the "
+                         "recipe's base (see pin)")  # fmt: skip
         return "; ".join(["every patch fits", *notes]) if notes else "all well"
 
 
@@ -330,6 +349,14 @@ def cell_of(report: PatchReport) -> Cell:
     telling = [finding for finding in report.findings if finding.level in order]
     why = min(telling, key=lambda f: order[f.level]).message if telling else report.selection.why
     return Cell(report.verdict, report.declared, report.exit_code, why)
+
+
+def _names(releases: Sequence[Release], total: int) -> str:
+    """A few by name, many by number."""
+    if len(releases) > _FEW:
+        return f"{len(releases)} of {total} releases"
+    *first, last = [release.version for release in releases]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _count(number: int, what: str) -> str:

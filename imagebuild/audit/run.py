@@ -1,26 +1,39 @@
-"""Audits a series against releases, wheels and folders. It prints nothing and writes nothing."""
+"""Audits a series against releases, several at a time. It prints nothing and writes nothing."""
 
 from __future__ import annotations
 
-import difflib
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from imagebuild.audit.results import Audit, Release
+from imagebuild.audit.evidence import Collector, pin_changes
+from imagebuild.audit.ray_names import ray_findings
+from imagebuild.audit.results import Audit, Failure, Release
+from imagebuild.audit.targets import Asked, Target, of_version, targets_of
 from imagebuild.config import Recipe
-from imagebuild.errors import BuildError, UsageError
+from imagebuild.errors import BuildError
 from imagebuild.lock import Lock
+from imagebuild.patching import structure
 from imagebuild.patching import text as source
-from imagebuild.patching.apply import pristine
-from imagebuild.patching.evaluate import Evaluation, PatchReport, evaluate
-from imagebuild.patching.patch import GpuArch, Symbol
+from imagebuild.patching.evaluate import PatchReport, evaluate, wanted_files
+from imagebuild.patching.patch import GpuArch
 from imagebuild.patching.series import Series
-from imagebuild.patching.tree import Identity, OverlayTree, Tree
+from imagebuild.patching.tree import OverlayTree, Tree
 from imagebuild.patching.versions import release
-from imagebuild.sources.wheel import WheelTree
-from imagebuild.upstream import Base, Upstream
+from imagebuild.sources.http import account
+from imagebuild.upstream import Upstream
+
+# Releases that are read at a time: more would wait for one interpreter, and hold more in memory.
+WORKERS = 4
+# Held while one release is judged. Reading overlaps; judging is the interpreter's work alone, and
+# the syntax trees of a release take a hundred times the room of its text.
+_JUDGING = threading.Lock()
+# Called with each result as it comes, how many there are, and how many there will be.
+Told = Callable[[Release | Failure, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -41,81 +54,119 @@ class Job:
         return next(iter(self.recipe.platforms.values()))
 
 
-def versions_of(spec: str, upstream: Upstream) -> list[str]:
-    """The releases that an exact version or a range such as ">=0.31,<0.33" names, oldest first.
+def audit(job: Job, asked: Asked, told: Told = lambda *_: None) -> Audit:
+    """Audits everything that is named.
 
-    A range leaves out pre-releases, and what upstream withdrew unless it is locked.
+    Of several releases one that cannot be read is a `Failure`; a lone one raises.
 
     Raises:
-        UsageError: neither, or the index has no release in the range.
+        BuildError: as `targets_of`, or what keeps a lone release from being read.
     """
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet
-    from packaging.version import InvalidVersion, Version
+    start = time.monotonic()
+    with account() as used:
+        results = audit_all(job, targets_of(asked, job.upstream), told)
+    found = audit_of(job, (one for one in results if isinstance(one, Release)))
+    return replace(
+        found,
+        failures=tuple(one for one in results if isinstance(one, Failure)),
+        requests=used.requests,
+        bytes_fetched=used.bytes_fetched,
+        seconds=time.monotonic() - start,
+    )
 
-    try:
-        version = str(Version(spec))
-        locked = upstream.lock.find(version)
-        return [locked.version if locked else version]
-    except InvalidVersion:
-        pass
-    try:
-        wanted = SpecifierSet(spec)
-    except InvalidSpecifier:
-        wanted = SpecifierSet()
-    if not wanted:
-        raise UsageError("--against: expected a version such as 0.32.0 or a range such as "
-                         f"'>=0.31,<0.33', found {spec!r}")  # fmt: skip
-    offered = {file.version for file in upstream.index.files("vllm")
-               if file.yanked is False and file.filename.endswith(".whl")}  # fmt: skip
-    offered |= set(upstream.lock.bases)
-    found = sorted(wanted.filter(offered), key=Version)
-    if not found:
-        raise UsageError(f"--against: the index has no vLLM release in {spec!r}")
-    return found
+
+def audit_all(job: Job, targets: Sequence[Target], told: Told) -> list[Release | Failure]:
+    """Audits each target, in their order, several at a time."""
+    if len(targets) == 1:
+        return [_told(told, audit_one(job, targets[0]), 1, 1)]
+    if any(target.origin in ("index", "nightly") for target in targets):
+        _ = job.upstream.index  # pip is asked once, before threads need it
+    with ThreadPoolExecutor(WORKERS) as pool:
+        # Each with the context of the call, to whose account its bytes go.
+        tasks = [pool.submit(copy_context().run, _attempt, job, target) for target in targets]
+        try:
+            for count, done in enumerate(as_completed(tasks), 1):
+                _told(told, done.result(), count, len(tasks))
+        except BaseException:
+            _cancel(tasks)
+            raise
+    return [task.result() for task in tasks]
+
+
+def audit_one(job: Job, target: Target) -> Release:
+    """Audits one target. Raises BuildError: it cannot be read."""
+    start = time.monotonic()
+    upstream = job.upstream
+    with account() as used:
+        base = target.open(upstream, job.platform)
+        identity = job.lock.identify(base.tree.identity)
+        tree = OverlayTree(base.tree, {}, identity)
+        tree.prefetch(wanted_files(job.series, tree, job.gpu_arch))
+        with _JUDGING:
+            locked = job.lock.fingerprints_for(identity)
+            evaluation = evaluate(job.series, tree, job.gpu_arch, locked)
+            compare = Collector(tree, lambda report: _reference(job, report, tree), upstream.notice)
+            evidence = compare.collect(evaluation)
+            findings = ray_findings(job.recipe, tree)
+            structure.forget()
+            source.forget()
+    changed = _changed_pins(job, base.pins)
+    return Release(
+        name=target.name,
+        identity=identity,
+        pins=base.pins,
+        changed_pins=changed,
+        evaluation=replace(evaluation, files={}),
+        diffs={
+            patch: {scope.symbol: scope.unified for scope in one.scopes if scope.unified}
+            for patch, one in evidence.items()
+            if any(scope.unified for scope in one.scopes)
+        },
+        requests=used.requests,
+        bytes_fetched=used.bytes_fetched,
+        seconds=time.monotonic() - start,
+        origin=target.origin,
+        pin_changes=pin_changes(job.recipe, job.series, changed),
+        evidence=evidence,
+        findings=findings,
+    )
 
 
 def audit_version(job: Job, version: str) -> Release:
     """Audits one release of the index. Raises as `Upstream.open`."""
-    return _timed(job, version, lambda: job.upstream.open(version, job.platform))
+    return audit_one(job, of_version(version))
 
 
 def audit_wheel(job: Job, path: Path) -> Release:
     """Audits a vLLM wheel on disk."""
-    if not path.is_file():
-        raise UsageError(f"{path}: expected a wheel, found no such file")
-    wheel = WheelTree(path, platform=job.platform)
-    version = wheel.identity.version
-    return _timed(job, str(path), lambda: job.upstream.beside(wheel, version, job.platform))
+    return _lone(job, Asked(wheels=(str(path),)))
 
 
 def audit_tree(job: Job, root: Path) -> Release:
     """Audits a site-packages folder; one that we patched is seen as it was before."""
-    if not root.is_dir():
-        raise UsageError(f"{root}: expected a site-packages folder, found none")
-    tree, _manifest = pristine(root)
-    return _timed(job, str(root), lambda: Base(tree.identity.version, tree, {}))
+    return _lone(job, Asked(trees=(str(root),)))
 
 
-def _timed(job: Job, name: str, opener: Callable[[], Base]) -> Release:
-    before = job.upstream.traffic
-    start = time.monotonic()
-    base = opener()
-    identity = job.lock.identify(base.tree.identity)
-    tree = OverlayTree(base.tree, {}, identity)
-    evaluation = evaluate(job.series, tree, job.gpu_arch, job.lock.fingerprints_for(identity))
-    diffs = _diffs(job, evaluation, tree)
-    after = job.upstream.traffic
-    return Release(
-        name=name,
-        identity=identity,
-        pins=base.pins,
-        changed_pins=_changed_pins(job, base.pins),
-        evaluation=evaluation,
-        diffs=diffs,
-        requests=after[0] - before[0],
-        bytes_fetched=after[1] - before[1],
-        seconds=time.monotonic() - start,
-    )
+def _lone(job: Job, asked: Asked) -> Release:
+    (target,) = targets_of(asked, job.upstream)
+    return audit_one(job, target)
+
+
+def _attempt(job: Job, target: Target) -> Release | Failure:
+    try:
+        return audit_one(job, target)
+    except BuildError as error:
+        return Failure(target.name, str(error), error.hint or "", error.exit_code)
+
+
+def _told(told: Told, one: Release | Failure, count: int, total: int) -> Release | Failure:
+    told(one, count, total)
+    return one
+
+
+def _cancel(tasks: Iterable[Future[Release | Failure]]) -> None:
+    for task in tasks:
+        task.cancel()
 
 
 def _changed_pins(job: Job, pins: dict[str, str]) -> dict[str, tuple[str, str]]:
@@ -130,33 +181,12 @@ def _changed_pins(job: Job, pins: dict[str, str]) -> dict[str, tuple[str, str]]:
     }
 
 
-def _diffs(job: Job, evaluation: Evaluation, tree: Tree) -> dict[str, dict[str, str]]:
-    """What changed in each scope whose fingerprint is not the locked one, or is not locked."""
-    identity = tree.identity
-    diffs: dict[str, dict[str, str]] = {}
-    for report in evaluation.reports:
-        changed = [c.symbol for c in report.contexts if c.found != c.locked]
-        reference = _reference(job, report, identity) if changed else None
-        if reference is None:
-            continue
-        name, old = reference
-        try:
-            old.prefetch({symbol.path for symbol in changed})
-            found = {str(s): _diff(s, (name, old), (identity.version, tree)) for s in changed}
-        except BuildError as error:
-            job.upstream.notice(f"{report.patch.name}: no diff against vLLM {name}: {error}")
-            continue
-        if any(found.values()):
-            diffs[report.patch.name] = {symbol: text for symbol, text in found.items() if text}
-    return diffs
-
-
-def _reference(job: Job, report: PatchReport, identity: Identity) -> tuple[str, Tree] | None:
-    """The locked base that a patch's context is compared with; None when there is none at hand.
+def _reference(job: Job, report: PatchReport, tree: Tree) -> tuple[str, Tree] | None:
+    """The locked base that a patch is compared with; None when there is none at hand.
 
     A variant for releases of which none is locked is compared with the last base before them.
     """
-    variant = report.selection.variant
+    identity, variant = tree.identity, report.selection.variant
     version = job.lock.nearest(identity, variant.versions) if variant else None
     version = version or job.lock.nearest(identity, ">=0")
     if version is None:
@@ -166,28 +196,6 @@ def _reference(job: Job, report: PatchReport, identity: Identity) -> tuple[str, 
     except BuildError as error:  # the verdict stands without the diff; offline it cannot be had
         job.upstream.notice(f"{report.patch.name}: no diff against vLLM {version}: {error}")
         return None
-
-
-def _diff(symbol: Symbol, old: tuple[str, Tree], new: tuple[str, Tree]) -> str:
-    lines = difflib.unified_diff(
-        _scope_lines(old[1], symbol),
-        _scope_lines(new[1], symbol),
-        f"{old[0]}/{symbol}",
-        f"{new[0]}/{symbol}",
-        lineterm="",
-    )
-    return "\n".join(lines)
-
-
-def _scope_lines(tree: Tree, symbol: Symbol) -> list[str]:
-    try:
-        text = source.decode(tree.read(symbol.path)).text
-        spans = source.scope_spans(text, symbol.path, symbol.scope)
-        standing = source.standing(text, symbol.path, symbol.scope)
-    except (FileNotFoundError, source.TextError, source.ScopeMissingError):
-        return []
-    lines = "".join(text[span.start : span.stop] for span in spans).split("\n")
-    return [*lines, *(" ".join(clause) for clause in standing)]
 
 
 def audit_of(job: Job, releases: Iterable[Release]) -> Audit:

@@ -38,6 +38,11 @@ def parse(tree: Tree, path: str) -> ast.Module:
     return _parse(tree.read(path), path)
 
 
+def forget() -> None:
+    """Drops the syntax trees that are kept."""
+    _parse.cache_clear()
+
+
 def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     """Every statement that belongs to a block, with those nested in if, try, with and loops.
 

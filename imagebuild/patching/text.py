@@ -167,6 +167,12 @@ def _module(text: str) -> ast.Module:
         raise TextError(f"does not parse as Python{where}") from error
 
 
+def forget() -> None:
+    """Drops the scopes and syntax trees that are kept."""
+    scopes.cache_clear()
+    _module.cache_clear()
+
+
 def _python_scopes(text: str, found: dict[str, list[Span]]) -> None:
     module = _module(text.removeprefix("\ufeff"))
     starts = _line_starts(text)

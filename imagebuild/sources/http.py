@@ -6,6 +6,7 @@ It knows nothing of indexes, wheels or registries, and it never sends anything b
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import io
 import ssl
 import threading
@@ -33,6 +34,36 @@ if TYPE_CHECKING:
 CONNECTIONS = 6
 MAX_RETRY_AFTER = 120  # seconds; a server that asks for more gets asked again after this
 BLOCK = 1 << 18  # bytes per read of a body
+
+
+@dataclass
+class Account:
+    """What was asked for on behalf of one piece of work, whichever thread did it."""
+
+    requests: int = 0
+    bytes_fetched: int = 0
+    outer: Account | None = None
+
+    def add(self, sent: int, body: int) -> None:
+        """Adds to itself and to what it is part of."""
+        self.requests += sent
+        self.bytes_fetched += body
+        if self.outer is not None:
+            self.outer.add(sent, body)
+
+
+_ACCOUNT: contextvars.ContextVar[Account | None] = contextvars.ContextVar("account", default=None)
+
+
+@contextlib.contextmanager
+def account() -> Iterator[Account]:
+    """Counts what the block sends and receives. A thread that it starts needs its context."""
+    mine = Account(outer=_ACCOUNT.get())
+    token = _ACCOUNT.set(mine)
+    try:
+        yield mine
+    finally:
+        _ACCOUNT.reset(token)
 
 
 class UnreachableError(EngineError):
@@ -125,11 +156,19 @@ class Http:
         """Closes every connection."""
         self._session.close()
 
+    def remember_login(self, url: str) -> None:
+        """Uses the user and password in `url`, if any, for all else on its host as well."""
+        clean, login = split_credentials(url)
+        if login is not None:
+            self._credentials.setdefault(urlsplit(clean).netloc, login)
+
     def count(self, *, sent: int = 0, body: int = 0) -> None:
         """Adds to `requests` and `bytes_fetched`; safe from any thread."""
         with self._lock:
             self.requests += sent
             self.bytes_fetched += body
+            if (mine := _ACCOUNT.get()) is not None:
+                mine.add(sent, body)
 
     def sleep(self, attempt: int) -> None:
         """Waits before the try after the `attempt`th failure (counted from 1)."""

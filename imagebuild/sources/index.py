@@ -38,6 +38,10 @@ _NEWEST_GLIBC = 60  # minor version; far above any that wheels name
 _JSON = "application/vnd.pypi.simple.v1+json"
 
 
+class NoProjectError(EngineError):
+    """Every index answered, and none of them has the project."""
+
+
 @dataclass(frozen=True)
 class IndexFile:
     """One file that an index offers.
@@ -130,6 +134,13 @@ class PackageIndex:
             if name not in self._files:
                 self._files[name] = self._ask(name)
             return list(self._files[name])
+
+    def offered(self, project: str) -> list[IndexFile]:
+        """As `files`, and empty where no index has the project."""
+        try:
+            return self.files(project)
+        except NoProjectError:
+            return []
 
     def versions(self, project: str) -> list[str]:
         """Every version that has a file, oldest first. Raises as `files`."""
@@ -250,7 +261,7 @@ class PackageIndex:
         asked = [f"index-url {self.settings.index_url}"] if not self.settings.no_index else []
         asked += [f"extra-index-url {url}" for url in self.settings.index_urls[1:]]
         asked += [f"find-links {place}" for place in self.settings.find_links]
-        return EngineError(
+        return NoProjectError(
             f"{scrub(', '.join(asked)) or 'pip configuration'}: expected the project {name}, "
             "found no file of it",
             hint="check index-url and no-index in `python -m pip config list`",

@@ -10,6 +10,7 @@ import io
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import NamedTuple
 
 from imagebuild.errors import EngineError, IntegrityError
@@ -146,8 +147,10 @@ class RangeFile(io.RawIOBase):
                 self.add(span.start, self._fetch(span))
             return
         with ThreadPoolExecutor(CONNECTIONS) as pool:
-            for span, data in zip(joined, pool.map(self._fetch, joined), strict=True):
-                self.add(span.start, data)
+            # Each with the context of who asks, to whose account the bytes go.
+            tasks = [pool.submit(copy_context().run, self._fetch, span) for span in joined]
+            for span, task in zip(joined, tasks, strict=True):
+                self.add(span.start, task.result())
 
     def forget(self) -> None:
         """Drops all content; it is fetched again if it is read again."""
