@@ -11,23 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from imagebuild.errors import EngineError
-from imagebuild.sources.disk import disk_errors, sync_folder
+from imagebuild.sources.disk import disk_errors, replace_file, sync_folder
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Replaces a file in one step. Raises EngineError when the disk is full or refuses."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with disk_errors(path.parent, len(data)):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            sync_folder(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
+        replace_file(path, data)
 
 
 @contextlib.contextmanager

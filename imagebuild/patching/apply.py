@@ -14,7 +14,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagebuild.errors import BrokenError, ReviewError, UsageError, raise_collected
+from imagebuild.errors import (
+    BrokenError,
+    IntegrityError,
+    ReviewError,
+    UsageError,
+    raise_collected,
+)
 from imagebuild.patching import compiled, record, transaction
 from imagebuild.patching.compiled import ByteCode
 from imagebuild.patching.evaluate import Evaluation, Fingerprints, PatchReport, evaluate
@@ -147,6 +153,7 @@ def revert(root: Path) -> Result:
 
     Raises:
         BrokenError: a file is not as the manifest says.
+        IntegrityError: what the manifest calls the base's is not what the wheels' RECORD says.
         UsageError: the tree carries no manifest: there is nothing to revert.
     """
     with transaction.locked(root):
@@ -158,6 +165,7 @@ def revert(root: Path) -> Result:
                                  hint="there is nothing to revert")  # fmt: skip
             transaction.tidy(root)
             return Result(None, ())
+        _refuse_forged_originals(root, tree, manifest)
         changes = {
             path: Change(None if entry.before is None else tree.read(path), entry.mode)
             for path, entry in manifest.files.items()
@@ -200,16 +208,51 @@ def is_own_site(root: Path) -> bool:
 
 def _refuse_foreign_edits(root: Path, tree: Tree, evaluation: Evaluation) -> None:
     """A target whose pristine content is not what its wheel's RECORD says is somebody's edit."""
-    paths = set(evaluation.files)
-    problems = []
-    for path in record.paths(root):
-        for row in record.rows(record.text_of(tree, path)):
-            if row[0] in paths and row[1].startswith("sha256=") and tree.exists(row[0]):
-                found = record.hash_of(tree.read(row[0]))
-                if found != row[1]:
-                    problems.append(f"{row[0]}: {path} says {row[1]}, found {found}")
+    recorded = _recorded(root, tree)
+    problems = _unlike_record(tree, set(evaluation.files) & recorded.keys(), recorded)
     raise_collected(BrokenError, f"{root}: somebody else changed files that we patch", problems,
                     hint="give a fresh install of the base")  # fmt: skip
+
+
+def _refuse_forged_originals(root: Path, tree: Tree, manifest: Manifest) -> None:
+    """A manifest must not pass other bytes off as the base's, nor have the base's removed."""
+    recorded = _recorded(root, tree)
+    packages = {path.partition("/")[0] for path in recorded}
+    problems = []
+    for path, entry in manifest.files.items():
+        if entry.before is None and path in recorded:
+            where = recorded[path][1]
+            problems.append(f"{path}: {where} lists it, the manifest says that the base has none")
+        # RECORD lists itself without a hash, and byte code need not be in it.
+        is_unlisted = entry.before is not None and path not in recorded
+        if is_unlisted and path.endswith(".py") and path.partition("/")[0] in packages:
+            problems.append(f"{path}: the manifest says that it is the base's, no RECORD lists it")
+    known = {path for path, entry in manifest.files.items() if entry.before is not None}
+    problems += _unlike_record(tree, known & recorded.keys(), recorded)
+    raise_collected(IntegrityError, f"{root}: the kept originals are not the base's", problems,
+                    hint="reinstall the packages from their wheels")  # fmt: skip
+
+
+def _recorded(root: Path, tree: Tree) -> dict[str, tuple[str, str]]:
+    """Hash, and the RECORD that says so, of each file that one of the pristine tree lists."""
+    return {
+        row[0]: (row[1], path)
+        for path in record.paths(root)
+        for row in record.rows(record.text_of(tree, path))
+        if row[1].startswith("sha256=")
+    }
+
+
+def _unlike_record(
+    tree: Tree, paths: Iterable[str], recorded: Mapping[str, tuple[str, str]]
+) -> list[str]:
+    """Sentences on files whose content is not as RECORD says."""
+    problems = []
+    for path in sorted(paths):
+        said, where = recorded[path]
+        if tree.exists(path) and (found := record.hash_of(tree.read(path))) != said:
+            problems.append(f"{path}: {where} says {said}, found {found}")
+    return problems
 
 
 def _desired(

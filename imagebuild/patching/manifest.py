@@ -9,6 +9,7 @@ from __future__ import annotations
 import bz2
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ FOLDER = ".imagebuild"
 MANIFEST = f"{FOLDER}/manifest.json"
 JOURNAL = f"{FOLDER}/journal.json"
 ORIGINALS = f"{FOLDER}/originals"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -146,15 +148,18 @@ class Manifest:
 
 
 def _inside(path: str) -> str:
-    if path.startswith("/") or ".." in path.split("/"):
+    parts = path.split("/")
+    if path.startswith("/") or ".." in parts:
         raise ValueError(f"the path {path!r} that leaves the tree")
+    if parts[0] == FOLDER or {"", "."} & set(parts) or "\0" in path:
+        raise ValueError(f"the path {path!r}, which no patch can have written")
     return path
 
 
 def _digest(value: object) -> str | None:
     if value is None:
         return None
-    if not isinstance(value, str) or len(value) != 64:
+    if not isinstance(value, str) or not _SHA256.fullmatch(value):
         raise ValueError(f"{value!r} where a SHA-256 is expected")
     return value
 

@@ -11,7 +11,6 @@ import fcntl
 import hashlib
 import os
 import re
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from imagebuild.errors import EngineError, IntegrityError, UsageError
-from imagebuild.sources.disk import disk_errors, hash_file, sync_folder
+from imagebuild.sources.disk import TEMPORARY, disk_errors, hash_file, replace_file, sync_folder
 
 DEFAULT_LIMIT = 20 << 30  # bytes
 SMOKE = "smoke"  # the folder of environments, which are installed and not cached file by file
@@ -220,7 +219,7 @@ class Cache:
         head = b"%s %s\n" % (_MAGIC, hashlib.sha256(content).hexdigest().encode())
         with disk_errors(self.root, len(head) + len(content)):
             path.parent.mkdir(parents=True, exist_ok=True)
-            _write_atomically(path, head + content)
+            replace_file(path, head + content)
 
     def drop(self, kind: str, key: str) -> None:
         """Deletes an entry that turned out to be wrong, unless offline, where it stays."""
@@ -298,7 +297,7 @@ class Cache:
 
 
 def _is_left_over(path: Path, status: os.stat_result) -> bool:
-    return path.name.startswith(".tmp-") and status.st_mtime < time.time() - LEFT_OVER_AFTER
+    return path.name.startswith(TEMPORARY) and status.st_mtime < time.time() - LEFT_OVER_AFTER
 
 
 def _touch(path: Path) -> None:
@@ -352,21 +351,6 @@ def _open_exclusive(path: Path, *, how: int = fcntl.LOCK_EX) -> BinaryIO:
         if _same_file(file, path):
             return file
         file.close()
-
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    handle, name = tempfile.mkstemp(prefix=".tmp-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
 
 
 def _remove_unheld(path: Path) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import BinaryIO
 
 from imagebuild.errors import EngineError
 
+TEMPORARY = ".tmp-"  # how the names of temporaries start
 BLOCK = 1 << 20  # bytes per read while hashing
 
 
@@ -60,6 +63,27 @@ def free_bytes(folder: Path) -> int:
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return shutil.disk_usage(folder).free
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replaces a file in one step, by a temporary beside it that is locked while it is written.
+
+    Raises:
+        OSError: the old file is as it was.
+    """
+    temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        with os.fdopen(os.open(temporary, flags, 0o666), "wb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

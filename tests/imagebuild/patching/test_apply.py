@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
 import fcntl
 import json
 import os
 import py_compile
+import re
 import shutil
 import subprocess
 import sys
@@ -26,7 +28,7 @@ from imagebuild.errors import (
     UsageError,
 )
 from imagebuild.patching import apply as engine
-from imagebuild.patching.manifest import sha256
+from imagebuild.patching.manifest import original_path, sha256
 from imagebuild.patching.patch import Edit, NewFile, Outcome, Variant
 from imagebuild.patching.series import Series
 from tests.support import site, toy
@@ -432,6 +434,34 @@ class TestRefusals:
         finally:
             os.close(handle)
         assert toy.apply(root, toy.toy_series()).written
+
+    def test_a_forged_manifest_is_not_obeyed(self, root: Path) -> None:
+        """What it calls the base's must be what the wheel's RECORD says; none of it is written."""
+        toy.apply(root, toy.toy_series())
+        path = root / ".imagebuild" / "manifest.json"
+        good = path.read_bytes()
+        evil = b"import os\n"
+        original_path(root, sha256(evil)).write_bytes(bz2.compress(evil))
+        config = (root / CONFIG).read_bytes()
+        for change, said in [
+            ({ENGINE: {"before": sha256(evil)}}, f"{ENGINE}: {RECORD} says"),
+            ({ENGINE: {"before": None}}, f"{ENGINE}: {RECORD} lists it"),
+            ({"vllm/evil.py": {"before": sha256(evil), "after": None}}, "no RECORD lists it"),
+        ]:
+            forged = json.loads(good)
+            for name, entry in change.items():
+                known = forged["files"].get(name, {"mode": 0o644, "patches": []})
+                forged["files"][name] = {**known, **entry}
+            path.write_text(json.dumps(forged))
+            before = picture(root)
+            with pytest.raises(IntegrityError, match=re.escape(said)) as caught:
+                engine.revert(root)
+            assert caught.value.hint == "reinstall the packages from their wheels"
+            assert picture(root) == before
+        path.write_bytes(good)
+        engine.revert(root)
+        assert not (root / ".imagebuild").exists()
+        assert (root / CONFIG).read_bytes() != config
 
     def test_nothing_to_revert(self, root: Path) -> None:
         before = picture(root)

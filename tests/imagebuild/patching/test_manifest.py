@@ -77,6 +77,12 @@ def damaged(**change: Any) -> bytes:
         (damaged(folders=["vllm/../.."]), "the path 'vllm/../..' that leaves the tree"),
         (damaged(files={"/etc/x": {"before": None, "after": A, "mode": 1, "patches": []}}),
          "the path '/etc/x' that leaves the tree"),
+        (damaged(files={"a": {"before": "/" * 64, "after": A, "mode": 1, "patches": []}}),
+         f"{'/' * 64!r} where a SHA-256 is expected"),
+        (damaged(files={".imagebuild/x": {"before": None, "after": A, "mode": 1, "patches": []}}),
+         "the path '.imagebuild/x', which no patch can have written"),
+        (damaged(folders=["vllm/./x"]), "the path 'vllm/./x', which no patch can have written"),
+        (damaged(folders=[""]), "the path '', which no patch can have written"),
     ],
 )  # fmt: skip
 def test_a_damaged_manifest(data: bytes, found: str | None) -> None:
