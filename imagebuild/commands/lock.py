@@ -90,7 +90,7 @@ def update(context: Context) -> int:
         resolved = lock_remote.resolve(
             context.recipe,
             lock_remote.as_recipe(context.recipe, lock),
-            _remotes(context, upstream),
+            remotes_of(context, upstream),
             named,
             versions,
         )
@@ -136,7 +136,7 @@ def _update_debs(context: Context, lock: Lock) -> tuple[Lock, list[str]]:
     return lock, kept
 
 
-def _remotes(context: Context, upstream: Upstream) -> Remotes:
+def remotes_of(context: Context, upstream: Upstream) -> Remotes:
     """Registries and git hosts, asked as this user."""
     logins = Logins(context.console.command)
     registry = Registry(upstream.http, logins, context.recipe.image.registry)
@@ -183,7 +183,7 @@ def check(context: Context) -> int:
     lock = context.lock
     newer: list[str] = []
     with context.upstream() as upstream:
-        remotes = _remotes(context, upstream)
+        remotes = remotes_of(context, upstream)
         found = lock_check.check(context.recipe, lock, upstream, remotes, named)
         if not named or lock_remote.WHEELS in named:
             newer = lock_check.newer_releases(lock, upstream)
