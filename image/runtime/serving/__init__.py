@@ -2,7 +2,8 @@
 
 One start, in the order of `serving.state.STAGES`; each stage is seen in the state file:
 
-1. preflight      knobs (`knobs`, `resolve`), then this machine: GPUs, limits, ports, disk, checkpoint,
+1. preflight      knobs (`knobs`, `resolve`), then this machine: GPUs, limits, ports, disk,
+                  checkpoint,
                   template (`preflight`, `checkpoint`, `network`, `caches`)
 2. discover       which rank this is and where the head is (`cluster`, `discover`, `election`)
 3. join           every rank shows its `fingerprint`; one that differs stops all ranks
@@ -12,9 +13,9 @@ One start, in the order of `serving.state.STAGES`; each stage is seen in the sta
 7. serving        until a signal or until a process or a rank is lost
 8. draining       requests in flight end, the child's whole process group ends, then this one
 
-`main` tells the story; nothing else starts or ends a process, or exits. Every problem is a sentence in
-`ServingError`, all problems of a step at once. Exit codes are `serving.errors`' table.
+`main` tells the story; nothing else starts or ends a process, or exits. Every problem is a sentence
+in `ServingError`, all problems of a step at once. Exit codes are `serving.errors`' table.
 
-A module must not read the environment by itself: `resolve` reads it once, and the frozen `Plan` holds
-what was decided.
+A module must not read the environment by itself: `resolve` reads it once, and the frozen `Plan`
+holds what was decided.
 """

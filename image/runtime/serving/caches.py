@@ -1,7 +1,7 @@
 """Folders of compiled kernels and graphs, and the rule for FlashInfer's autotuner.
 
-Kernels are kept by their own content, so one folder serves all settings. vLLM's graphs are not always,
-so each set of shared knobs has a folder of its own.
+Kernels are kept by their own content, so one folder serves all settings. vLLM's graphs are not
+always, so each set of shared knobs has a folder of its own.
 """
 
 from __future__ import annotations

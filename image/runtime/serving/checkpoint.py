@@ -148,7 +148,7 @@ def _experts(names: Mapping[str, str]) -> tuple[int, int]:
 
 
 def _is_weight_only(config: Mapping[str, Any]) -> bool:
-    """vLLM's rule: NVFP4 without quantised activations in any group is W4A16."""
+    """The rule of vLLM: NVFP4 without quantised activations in any group is W4A16."""
     quantisation = config.get("quantization_config")
     if not isinstance(quantisation, dict):
         return False
@@ -185,8 +185,8 @@ def moe_backend(plan: Plan, found: Checkpoint, memory: int) -> str:
         raise CheckError(
             f"{found.folder}: config.json says that activations are quantised, but {missing} of "
             f"{found.experts} expert matrices have no input scale: vLLM would compute with memory "
-            "that nobody wrote. Fetch the checkpoint's file of input scales, or use a checkpoint that "
-            "declares itself as weight-only"
+            "that nobody wrote. Fetch the checkpoint's file of input scales, or use a checkpoint "
+            "that declares itself as weight-only"
         )
     chosen = "flashinfer_cutlass" if asked == "auto" else asked
     raise_all(CheckError, list(_too_big(plan, found, memory, chosen)))

@@ -52,8 +52,8 @@ def _plain(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     lost = [name for name in lost if name not in _READ_BY_VLLM]
     if lost:
         raise KnobError(
-            f"{', '.join(lost)}: set, but GLM_DEPLOYMENT is not, so nothing would read it; expected "
-            f"GLM_DEPLOYMENT to be one of {', '.join(PROFILES)}"
+            f"{', '.join(lost)}: set, but GLM_DEPLOYMENT is not, so nothing would read it; "
+            f"expected GLM_DEPLOYMENT to be one of {', '.join(PROFILES)}"
         )
     if not arguments:
         raise KnobError(
@@ -62,7 +62,7 @@ def _plain(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         )
     own = list(arguments) if arguments[0] == "vllm" else ["vllm", "serve", *arguments]
     try:
-        os.execvpe("vllm", own, dict(environ))
+        os.execvpe("vllm", own, dict(environ))  # noqa: S606 - it takes our place, signals and all
     except OSError as error:
         raise EnvironmentFault(f"vllm cannot be started: {error.strerror}") from error
 

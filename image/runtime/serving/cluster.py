@@ -1,7 +1,8 @@
 """How ranks find and keep each other, as `main` sees it; the single node is here, too.
 
-Placement and the executor are vLLM's, Ray's or mentat's. What this asks for is only what they cannot
-answer before the weights are loaded: who is rank 0, and does every rank hold the same artefacts.
+Placement and the executor are vLLM's, Ray's or mentat's. What this asks for is only what they
+cannot answer before the weights are loaded: who is rank 0, and does every rank hold the same
+artefacts.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class MismatchError(ServingError):
     exit_code = 4
 
 
-class EnvironmentFault(ServingError):
+class EnvironmentFault(ServingError):  # noqa: N818 - OS has the name EnvironmentError
     """The machine, the network, another rank or a tool failed, or vLLM ended by itself."""
 
     exit_code = 5

@@ -1,7 +1,8 @@
 """Arguments that the user adds to `vllm serve`: passed on as they are, or refused with a sentence.
 
-argparse takes the last of two equal flags, accepts abbreviations, `_` for `-`, and `--no-x` for `--x`:
-in each of these ways a string from outside could undo what a knob sets, the tool parser above all.
+argparse takes the last of two equal flags, accepts abbreviations, `_` for `-`, and `--no-x` for
+`--x`: in each of these ways a string from outside could undo what a knob sets, the tool parser
+above all.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ def problems(arguments: Sequence[str], knobs: Iterable[Knob]) -> list[str]:
 def _problems(arguments: Sequence[str], owned: Mapping[str, str]) -> Iterator[str]:
     if arguments and not arguments[0].startswith("-"):
         yield (
-            f"argument {arguments[0]!r}: the first one must be a flag; the model is GLM_MODEL_DIR's, "
-            "and `vllm serve` is started by the container itself"
+            f"argument {arguments[0]!r}: the first one must be a flag; the model is "
+            "GLM_MODEL_DIR's, and `vllm serve` is started by the container itself"
         )
     seen: set[str] = set()
     for argument in arguments:

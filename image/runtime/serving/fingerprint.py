@@ -1,7 +1,7 @@
 """What every rank must hold alike, in one digest, and in words what differs between two ranks.
 
-A rank with another kernel or another checkpoint does not crash: its numbers are a little wrong. So all
-of it is compared before the weights are loaded.
+A rank with another kernel or another checkpoint does not crash: its numbers are a little wrong. So
+all of it is compared before the weights are loaded.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Fingerprint:
 
         Args:
             other: what another rank holds.
-            mine, theirs: names of the two ranks, such as "rank 0 (10.0.0.1)".
+            mine: name of this rank, such as "rank 0 (10.0.0.1)".
+            theirs: name of the other one.
         """
         found = []
         for name in sorted({*self.parts, *other.parts}):

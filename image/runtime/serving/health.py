@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from serving import state
+from serving import places, state
 from serving.supervise import is_healthy
 
 
@@ -24,7 +24,7 @@ def check(environ: Mapping[str, str]) -> int:
     knobs = found.get("knobs")
     port = knobs.get("GLM_API_PORT", "8002") if isinstance(knobs, dict) else "8002"
     host = knobs.get("GLM_API_HOST", "") if isinstance(knobs, dict) else ""
-    host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
+    host = "127.0.0.1" if host in ("", *places.EVERYWHERE) else host
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     if found.get("rank") == 0 and not is_healthy(address):
         return _say(1, f"{address}/health does not answer")

@@ -29,7 +29,8 @@ class Kind:
 
     Attributes:
         name: for the table of knobs.
-        parse: turns text, which is not empty, into a value; raises ValueError with what was expected.
+        parse: turns text, which is not empty, into a value; raises ValueError with what was
+            expected.
     """
 
     name: str

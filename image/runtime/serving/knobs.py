@@ -1,7 +1,7 @@
-"""What a knob is, and how the environment becomes settings: known names, typed values, no rules yet.
+"""What a knob is, and how the environment becomes settings: known names and typed values.
 
-Empty counts as unset, since compose passes through what is not set as empty. The knobs themselves are
-in `table`; what contradicts what is in `rules`.
+Empty counts as unset, since compose passes through what is not set as empty. The knobs themselves
+are in `table`; what contradicts what is in `rules`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Knob:
         help: a sentence or two.
         group: heading in docs/knobs.md.
         flag: of `vllm serve` that it becomes as it is, or "".
-        env: variable that it becomes as it is for vLLM, or "". Set directly, it is taken for the knob.
+        env: variable that it becomes as it is for vLLM, or "". Set directly, it is taken for the
+            knob.
         is_shared: every rank must have the same value: it is part of the fingerprint.
         former: names that older recipes had for it; they are not read, but noticed.
     """

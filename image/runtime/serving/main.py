@@ -43,6 +43,16 @@ class Tools:
     settle: float = _SETTLE_S
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What the stages before the weights have found out; `made` are variables for vLLM."""
+
+    membership: Membership
+    place: Place
+    found: command.Found
+    made: Mapping[str, str]
+
+
 def log(sentence: str) -> None:
     """A line of the entry point's own in the container's log."""
     with contextlib.suppress(OSError, ValueError):
@@ -103,12 +113,10 @@ class Start:
             f"{plan.speculation} {plan.tokens or ''}".rstrip())  # fmt: skip
         self._start_status(plan)
         with self._signals.raising():
-            membership, place, found, made = self._prepare(plan, state)
-        self._serve(plan, state, membership, place, found, made)
+            prepared = self._prepare(plan, state)
+        self._serve(plan, state, prepared)
 
-    def _prepare(
-        self, plan: Plan, state: StateFile
-    ) -> tuple[Membership, Place, command.Found, dict[str, str]]:
+    def _prepare(self, plan: Plan, state: StateFile) -> Prepared:
         """All that comes before the weights."""
         tools = self._tools
         _begin(state, "preflight")
@@ -138,7 +146,7 @@ class Start:
             numeric.check(plan, env, log, *([tools.numeric] if tools.numeric else []))
         else:
             log("numeric check: not run, GLM_NUMERIC_CHECK=0")
-        return membership, place, found, made
+        return Prepared(membership, place, found, made)
 
     def _network(self, plan: Plan, place: Place) -> network.Network:
         end = time.monotonic() + self._tools.settle
@@ -184,11 +192,9 @@ class Start:
         if code is None:
             raise EnvironmentFault(f"the fabric check did not end in {3 * limit} s")
 
-    def _serve(
-        self, plan: Plan, state: StateFile, membership: Membership, place: Place,
-        found: command.Found, made: Mapping[str, str],
-    ) -> None:  # fmt: skip
-        env = command.child_environment(self._environ, made, preflight.api_key(plan))
+    def _serve(self, plan: Plan, state: StateFile, prepared: Prepared) -> None:
+        membership = prepared.membership
+        env = command.child_environment(self._environ, prepared.made, preflight.api_key(plan))
         logs = Path(plan.settings.text("LOG_DIR"))
         children: list[Child] = []
         self._run = run = Run(
@@ -197,12 +203,12 @@ class Start:
         )  # fmt: skip
         state.begin("load")
         if plan.cluster != "none":
-            agent = command.ray_start(plan, membership, place.own_address)
+            agent = command.ray_start(plan, membership, prepared.place.own_address)
             log(" ".join(agent))
             children.append(Child("ray", agent, env, log=logs / "ray.log"))
             time.sleep(_RAY_SETTLE_S)
         if plan.cluster == "none" or membership.rank == 0:
-            argv = command.serve(plan, membership, found)
+            argv = command.serve(plan, membership, prepared.found)
             log(f"starting {argv!r}")
             children.append(Child("vLLM", argv, env, log=logs / _LOG, on_line=run.on_line))
         run.until_signal()

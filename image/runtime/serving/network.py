@@ -1,7 +1,7 @@
 """Interfaces, RDMA devices and address indexes of this node, read from sysfs at each start.
 
-They are looked up and not configured, because they move: the index of a RoCE v2 address changes from
-boot to boot, and with a wrong one NCCL falls back to TCP without a word.
+They are looked up and not configured, because they move: the index of a RoCE v2 address changes
+from boot to boot, and with a wrong one NCCL falls back to TCP without a word.
 """
 
 from __future__ import annotations
@@ -148,9 +148,9 @@ def _fabric(plan: Plan, root: Path, here: Addresses) -> list[Port]:
         seen = ", ".join(f"{p.device} {p.address}" for p in ports) or "none"
         where = f" in {', '.join(map(str, wanted))}" if wanted else ""
         raise EnvironmentFault(
-            f"expected an RDMA port with an IPv4 RoCE v2 address{where}, found {seen} (RDMA devices: "
-            f"{devices}); are /dev/infiniband and the host's network given to the container, and have "
-            "the ports addresses? NCCL_IB_DISABLE=1 does without, over TCP"
+            f"expected an RDMA port with an IPv4 RoCE v2 address{where}, found {seen} (RDMA "
+            f"devices: {devices}); are /dev/infiniband and the host's network given to the "
+            "container, and have the ports addresses? NCCL_IB_DISABLE=1 does without, over TCP"
         )
     down = [f"{p.device} ({p.interface}) is {p.state}" for p in chosen if p.state != "ACTIVE"]
     if down:

@@ -1,7 +1,7 @@
 """The check of a few seconds that our kernels compute right on this card, before the weights load.
 
-It runs as a process of its own: what it takes of the GPU is gone afterwards, and a kernel that hangs or
-kills its process is a sentence like any other failure.
+It runs as a process of its own: what it takes of the GPU is gone afterwards, and a kernel that
+hangs or kills its process is a sentence like any other failure.
 """
 
 from __future__ import annotations

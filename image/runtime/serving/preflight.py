@@ -20,7 +20,9 @@ from serving.machine import Gpu, Machine, MachineError
 from serving.profiles import GIB
 from serving.resolve import Plan
 
+_PLUGIN = "glm53_sparse_mla"
 _DRIVER = 580  # the first with CUDA 13
+_SHM_FOLDER = "dev/shm"
 _SHM = 2 * GIB
 _SPACE = {"CACHE_DIR": 10 * GIB, "LOG_DIR": GIB}
 _NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p")
@@ -163,17 +165,17 @@ def _limits(plan: Plan, machine: Machine, warnings: list[str]) -> Iterator[str]:
         )
     if machine.soft_limit(resource.RLIMIT_CORE) != 0:
         warnings.append(
-            "core dumps are on: one of 90 GiB holds the GPU's driver for a quarter of an hour; start "
-            "the container with --ulimit core=0"
+            "core dumps are on: one of 90 GiB holds the GPU's driver for a quarter of an hour; "
+            "start the container with --ulimit core=0"
         )
 
 
 def _shared_memory(machine: Machine) -> Iterator[str]:
-    size = machine.size(machine.root / "dev" / "shm")
+    size = machine.size(machine.root / _SHM_FOLDER)
     if size < _SHM:
         yield (
-            f"/dev/shm: expected {_SHM / GIB:.0f} GiB, found {size / GIB:.2f}; start the container "
-            "with --ipc=host or --shm-size"
+            f"/{_SHM_FOLDER}: expected {_SHM / GIB:.0f} GiB, found {size / GIB:.2f}; start the "
+            "container with --ipc=host or --shm-size"
         )
 
 
@@ -182,7 +184,7 @@ def _ports(plan: Plan, machine: Machine) -> Iterator[str]:
     if plan.nodes > 1:
         names += ["RENDEZVOUS_PORT", *(["MASTER_PORT"] if plan.cluster == "none" else [])]
     for name in names:
-        host = plan.settings.text("API_HOST") if name == "API_PORT" else "0.0.0.0"
+        host = plan.settings.text("API_HOST") if name == "API_PORT" else places.EVERYWHERE[0]
         port = plan.settings.number(name)
         if not machine.is_free(host, port):
             yield f"GLM_{name}={port} is in use, or {host} is none of this node's addresses"
@@ -223,8 +225,8 @@ def _make_room(
     need = found.weights // plan.tp + plan.settings.number("KV_CACHE_BYTES")
     if free < need:
         machine.forget(sorted(found.folder.glob("*.safetensors")))
-        warnings.append(f"{free / GIB:.0f} GiB were free of {need / GIB:.0f}: the checkpoint's page "
-                        "cache was dropped")  # fmt: skip
+        warnings.append(f"{free / GIB:.0f} GiB were free of {need / GIB:.0f}: the checkpoint's "
+                        "page cache was dropped")  # fmt: skip
 
 
 def tree_problems(plan: Plan, site: Path) -> Iterator[str]:
@@ -243,9 +245,9 @@ def tree_problems(plan: Plan, site: Path) -> Iterator[str]:
         # Byte code and RECORD are consequences; mounted files show in the sources.
         if digest and name.endswith(".py") and _sha256(site / name) != digest:
             yield f"{site / name} is not as the build left it; is something mounted over it?"
-    if plan.route in ("cuda", "triton") and not (site / "glm53_sparse_mla").is_dir():
-        if importlib.util.find_spec("glm53_sparse_mla") is None:
-            yield f"the route {plan.route} needs the package glm53_sparse_mla, which is not installed"
+    is_ours = plan.route in ("cuda", "triton")
+    if is_ours and not (site / _PLUGIN).is_dir() and importlib.util.find_spec(_PLUGIN) is None:
+        yield f"the route {plan.route} needs the package {_PLUGIN}, which is not installed"
 
 
 def _sha256(path: Path) -> str:
@@ -267,8 +269,8 @@ def drafter_problems(plan: Plan, warnings: list[str]) -> Iterator[str]:
     )
     if not (folder / "config.json").is_file():
         yield (
-            f"{folder / 'config.json'} is not there: expected the DFlash2 drafter; mount it, or set "
-            "GLM_SPECULATION=mtp"
+            f"{folder / 'config.json'} is not there: expected the DFlash2 drafter; mount it, or "
+            "set GLM_SPECULATION=mtp"
         )
 
 

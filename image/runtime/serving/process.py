@@ -1,4 +1,4 @@
-"""Child processes: each in a session of its own, its output copied to ours and to a log, ended whole.
+"""Child processes: each in a session of its own, its output copied, and ended with all it started.
 
 What a child started must end with it: vLLM's workers hold the GPU's memory until they are gone.
 """
@@ -95,6 +95,8 @@ class Child:
         self._out = out if out is not None else sys.stdout.buffer
         self._log = _rotated(log) if log else None
         self._on_line = on_line
+        # A number of a group that is gone may be another's next time.
+        self._is_finished = False
         try:
             self._process = subprocess.Popen(
                 list(command), env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -117,8 +119,10 @@ class Child:
 
     def finish(self) -> None:
         """After it ended: waits for its last lines, and ends what it left in its group."""
-        kill_group(self.pid)
-        self._reader.join(5)
+        if not self._is_finished:
+            self._is_finished = True
+            kill_group(self.pid)
+            self._reader.join(5)
 
     def stop(self, seconds: float, hurry: Callable[[], bool] = lambda: False) -> None:
         """Asks it to end, waits, and then ends its whole group by force.
@@ -127,6 +131,8 @@ class Child:
             seconds: how long to wait.
             hurry: asked often; True ends the wait.
         """
+        if self._is_finished:
+            return
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 # To the child alone: it drains, and needs its own children for that.
@@ -134,9 +140,8 @@ class Child:
         end = time.monotonic() + seconds
         while self.poll() is None and time.monotonic() < end and not hurry():
             time.sleep(0.05)
-        kill_group(self.pid)
+        self.finish()
         self._process.wait()
-        self._reader.join(5)
 
     def _copy(self) -> None:
         pipe = self._process.stdout
@@ -191,7 +196,7 @@ def end_strays(keep: Sequence[int] = (), seconds: float = 5.0) -> None:
 
 
 def reap(keep: Sequence[int]) -> None:
-    """Collects ended orphans, as PID 1 must; children in `keep` have somebody who waits for them."""
+    """Collects ended orphans, as PID 1 must; `keep` are those that somebody waits for."""
     for pid in _children("Z"):
         if pid not in keep:
             with contextlib.suppress(ChildProcessError):

@@ -1,4 +1,4 @@
-"""The deployments: what a machine is, which no knob changes. Values that knobs change are in `table`."""
+"""The deployments: what a machine is, which no knob changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Profile:
         capability: compute capability of each.
         gpu_names: part of the name that nvidia-smi gives; any of them.
         gpu_memory: bytes a GPU has at least; on unified memory, of the machine.
-        is_unified: GPU and host share their memory, which must never run out: the machine would hang.
+        is_unified: GPU and host share their memory, and the machine hangs when it runs out.
         layouts: values of GLM_TP that make sense here.
         route: the sparse-MLA route unless asked otherwise.
         has_fabric: whether ranks talk over RDMA.

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from serving.knobs import Settings, written
 from serving.speculation import method_of
 
-# vLLM's KV types by route: the packed rows of the stock backend are fp8 whatever is asked, and no other
-# backend reads them.
+# vLLM's KV types by route: the packed rows of the stock backend are fp8 whatever is asked, and no
+# other backend reads them.
 _KV_TYPES: Mapping[str, tuple[str, ...]] = {
     "stock": ("auto", "fp8", "fp8_e4m3", "fp8_ds_mla"),
     "sm90": ("auto", "bfloat16", "fp8", "fp8_e4m3"),
@@ -72,8 +72,8 @@ def _cluster(s: Settings, cluster: str) -> Iterator[str]:
     asked = s.text("CLUSTER")
     if asked and asked != cluster:
         yield (
-            f"GLM_CLUSTER={asked}, but this image was built with {cluster}; unset it, or build with "
-            f"--cluster {asked}"
+            f"GLM_CLUSTER={asked}, but this image was built with {cluster}; unset it, or build "
+            f"with --cluster {asked}"
         )
     if s.profile.nodes == 1 and cluster != "none":
         yield (
@@ -115,8 +115,9 @@ def _memory(s: Settings) -> Iterator[str]:
     )
     if s.has("GPU_MEMORY_UTILIZATION") and pin:
         yield (
-            f"{_set(s, 'GPU_MEMORY_UTILIZATION')} is ignored by vLLM while {_set(s, 'KV_CACHE_BYTES')} "
-            "sets the size of the cache; set GLM_KV_CACHE_BYTES=0, or unset the former"
+            f"{_set(s, 'GPU_MEMORY_UTILIZATION')} is ignored by vLLM while "
+            f"{_set(s, 'KV_CACHE_BYTES')} sets the size of the cache; set GLM_KV_CACHE_BYTES=0, or "
+            "unset the former"
         )
     if s.profile.is_unified and share > _UNIFIED_CEILING:
         yield (
@@ -138,8 +139,8 @@ def _scheduling(s: Settings) -> Iterator[str]:
     step, block = s.number("MAX_NUM_BATCHED_TOKENS"), s.number("BLOCK_SIZE")
     if block % _PAGE:
         yield (
-            f"{_set(s, 'BLOCK_SIZE')} is no multiple of {_PAGE}: the indexer's pages would not hold "
-            "64 rows"
+            f"{_set(s, 'BLOCK_SIZE')} is no multiple of {_PAGE}: the indexer's pages would not "
+            "hold 64 rows"
         )
     if step < block:
         yield (
@@ -193,8 +194,8 @@ def _speculation(s: Settings) -> Iterator[str]:
         yield f"{_set(s, 'DRAFTER_DIR')} is for dflash2, but speculation is {method}"
     if s.is_on("COMMERCIAL") and method == "dflash2":
         yield (
-            "GLM_COMMERCIAL=1 and dflash2 contradict each other: the drafter's licence, CC BY-NC-ND, "
-            "forbids commercial use; set GLM_SPECULATION=mtp"
+            "GLM_COMMERCIAL=1 and dflash2 contradict each other: the drafter's licence, CC "
+            "BY-NC-ND, forbids commercial use; set GLM_SPECULATION=mtp"
         )
 
 
@@ -214,7 +215,7 @@ def _ring(s: Settings, cluster: str) -> Iterator[str]:
     if missing:
         yield f"GLM_TP=RING4 without mentat needs {' and '.join(missing)}, a network interface each"
     elif s["RING_PREVIOUS"] == s["RING_NEXT"]:
-        yield f"GLM_RING_PREVIOUS and GLM_RING_NEXT are both {s.text('RING_NEXT')}; they must differ"
+        yield f"GLM_RING_PREVIOUS and GLM_RING_NEXT are both {s.text('RING_NEXT')}"
 
 
 def _ports(s: Settings) -> Iterator[str]:

@@ -1,13 +1,13 @@
 """The state file: what this rank is doing, for the status server, the health check and people.
 
-One JSON object at `$GLM_STATE_DIR/state.json`, replaced in one step, so that a reader never sees half
-of it. Only `main` writes it; everybody may read it with `read`.
+One JSON object at `$GLM_STATE_DIR/state.json`, replaced in one step, so that a reader never sees
+half of it. Only `main` writes it; everybody may read it with `read`.
 
     {"schema": 1, "deployment", "rank", "ranks", "stage", "stages": [{"name", "state", "started",
      "ended", "message"}], "route", "fingerprint", "knobs", "serving", "error"}
 
-Times are seconds since the epoch or null; `rank` is null until it is known; `stage` is one of STAGES
-or ENDS; `fingerprint` is null or `Fingerprint.document()`; `error` is null or a sentence.
+Times are seconds since the epoch or null; `rank` is null until it is known; `stage` is one of
+STAGES or ENDS; `fingerprint` is null or `Fingerprint.document()`; `error` is null or a sentence.
 """
 
 from __future__ import annotations

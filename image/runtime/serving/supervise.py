@@ -76,8 +76,8 @@ class Run:
                 self.state.begin("warmup")
             if time.monotonic() > end:
                 raise EnvironmentFault(
-                    f"vLLM did not answer at {self._address()} within GLM_LOAD_TIMEOUT_S={limit}; its "
-                    "log says what it waits for"
+                    f"vLLM did not answer at {self._address()} within GLM_LOAD_TIMEOUT_S={limit}; "
+                    "its log says what it waits for"
                 )
             is_up = self._answers()
         if self.state.stage == "load":
@@ -142,8 +142,8 @@ class Run:
                 return False
             if time.monotonic() > end:
                 raise CheckError(
-                    f"the self-test did not end within {s.number('SELF_TEST_TIMEOUT_S')} s; the API is "
-                    "too slow or hangs"
+                    f"the self-test did not end within {s.number('SELF_TEST_TIMEOUT_S')} s; the "
+                    "API is too slow or hangs"
                 )
         code = self._tester.poll()
         self._tester.finish()
@@ -165,7 +165,7 @@ class Run:
         host = self.plan.settings.text("API_HOST")
         if self.membership.rank:
             host = self.membership.head_address
-        elif host in ("0.0.0.0", "::"):
+        elif host in places.EVERYWHERE:
             host = "127.0.0.1"
         return (
             f"http://{f'[{host}]' if ':' in host else host}:{self.plan.settings.number('API_PORT')}"
@@ -176,7 +176,7 @@ class Run:
 
 
 def is_healthy(base: str) -> bool:
-    """Whether an API says that its engine lives. No proxy is asked: it is this machine or a rank."""
+    """Whether an API says that its engine lives; asked without a proxy."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"{base}/health", timeout=_ASK_S) as answer:

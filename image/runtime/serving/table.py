@@ -1,8 +1,9 @@
-"""Every knob, declared once: names, types, defaults of the three deployments, and where they are from.
+"""Every knob, declared once: names, types, defaults of the three deployments, and where they are
+from.
 
-docs/knobs.md is generated from here (`python3 -m serving.document`). Sources: "LibertAI" is the recipe
-of seed document 000, "GX10" the one of seed document 004 and its newest entry point; "ours" says that
-neither has it.
+docs/knobs.md is generated from here (`python3 -m serving.document`). Sources: "LibertAI" is the
+recipe of seed document 000, "GX10" the one of seed document 004 and its newest entry point; "ours"
+says that neither has it.
 """
 
 from __future__ import annotations
@@ -54,12 +55,13 @@ def _knob(
 _DEPLOYMENT = _group(
     "Deployment and model",
     _knob("DEPLOYMENT", kinds.choice(*DEPLOYMENTS), _same(""),
-          "Which of the deployments this is; all other defaults follow from it. Unset, the container "
-          "is a plain `vllm serve` without any of what is below."),
+          "Which of the deployments this is; all other defaults follow from it. Unset, the "
+          "container is a plain `vllm serve` without any of what is below."),
     _knob("TP", kinds.choice("2", "4", "RING4"), _each("2", "4", "4"),
           "Tensor parallel size; RING4 is 4 with a fabric without a switch.", former="TP"),
     _knob("CLUSTER", kinds.choice("none", "ray", "mentat"), _same(""),
-          "How ranks are placed; must be what the image was built with, which is also the default."),
+          "How ranks are placed; must be what the image was built with, which is also the "
+          "default."),
     _knob("COMMERCIAL", kinds.SWITCH, _same("0"),
           "1: used by a company. The DFlash2 drafter's licence, CC BY-NC-ND, forbids that, so mtp "
           "becomes the default and dflash2 is refused."),
@@ -69,7 +71,8 @@ _DEPLOYMENT = _group(
     _knob("SERVED_NAME", kinds.NAME, _same("glm53", _GX), "Name of the model in the API.",
           flag="--served-model-name", former="SERVED_NAME"),
     _knob("TRUST_REMOTE_CODE", kinds.SWITCH, _same("0", _LIB),
-          "1: run Python code from the checkpoint. vLLM has this model built in, so nothing needs it.",
+          "1: run Python code from the checkpoint. vLLM has this model built in, so nothing needs "
+          "it.",
           flag="--trust-remote-code"),
     _knob("LOAD_STRATEGY", kinds.choice("eager", "lazy", "prefetch"), _each("", "eager", ""),
           "How safetensors files are read.", flag="--safetensors-load-strategy"),
@@ -99,31 +102,36 @@ _MEMORY = _group(
           "Longest piece of a prompt in a step; 2304 is one block of the linear attention.",
           flag="--long-prefill-token-threshold", former="LONG_PREFILL_TOKEN_THRESHOLD"),
     _knob("BLOCK_SIZE", kinds.integer(256, 16384), _each("2304", "2304", "256", "GGL"),
-          "Tokens of a cache block. A multiple of 256, since the indexer's pages must hold 64 rows.",
+          "Tokens of a cache block. A multiple of 256, since the indexer's pages must hold 64 "
+          "rows.",
           flag="--block-size", former="BLOCK_SIZE"),
     _knob("KV_CACHE_DTYPE", kinds.choice("auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_ds_mla"),
           _each("fp8", "fp8_e4m3", "fp8"),
           "Type of the cache. The route must be able to read it.", flag="--kv-cache-dtype",
           former="KV_CACHE_DTYPE"),
-    _knob("KV_CACHE_BYTES", kinds.integer(0, 1 << 42), _each("8589934592", "27917287424", "0", "GGL"),
-          "Size of the cache of a GPU; 0: vLLM takes what GLM_GPU_MEMORY_UTILIZATION leaves. Set it "
-          "to 0 to use that.", former="KV_CACHE_MEMORY"),
+    _knob("KV_CACHE_BYTES", kinds.integer(0, 1 << 42),
+          _each("8589934592", "27917287424", "0", "GGL"),
+          "Size of the cache of a GPU; 0: vLLM takes what GLM_GPU_MEMORY_UTILIZATION leaves.",
+          former="KV_CACHE_MEMORY"),
     _knob("GPU_MEMORY_UTILIZATION", kinds.fraction(0.1, 0.98), _each("0.88", "0.88", "0.94", "GGL"),
-          "Part of the memory that vLLM may use. On GB10 0.88 is the ceiling: 0.90 has hung machines.",
+          "Part of the memory that vLLM may use. On GB10 0.88 is the ceiling: 0.90 has hung "
+          "machines.",
           flag="--gpu-memory-utilization", former="GPU_MEM_UTIL"),
     _knob("TORCH_MEMORY_FRACTION", kinds.fraction(0.1, 1.0), _each("0.92", "0.92", "", "GGo"),
           "Hard limit of a worker's allocator: a request fails instead of the machine.",
           env="TORCH_MEM_FRACTION"),
-    _knob("PREFIX_CACHING", kinds.SWITCH, _each("", "1", ""), "Reuse the cache of equal beginnings.",
+    _knob("PREFIX_CACHING", kinds.SWITCH, _each("", "1", ""), "Reuse the cache of equal "
+                                                              "beginnings.",
           flag="--enable-prefix-caching"),
     _knob("ENFORCE_EAGER", kinds.SWITCH, _each("1", "0", "0"),
           "1: no CUDA graphs. LibertAI measured about 1 % for them on GB10, and 500 % on four RTX.",
           flag="--enforce-eager"),
     _knob("CUDAGRAPH_MAX_SIZE", kinds.integer(1, 4096, "auto"), _each("", "auto", ""),
-          "Largest batch with a CUDA graph, tokens; auto: requests at once times tokens of a step of "
-          "speculation, up to 512."),
+          "Largest batch with a CUDA graph, tokens; auto: requests at once times tokens of a step "
+          "of speculation, up to 512."),
     _knob("BREAKABLE_GRAPHS", kinds.SWITCH, _each("0", "", "0"),
-          "1: graphs that may be broken up, which vLLM would choose: no speed, a much smaller cache.",
+          "1: graphs that may be broken up, which vLLM would choose: no speed, a much smaller "
+          "cache.",
           env="VLLM_USE_BREAKABLE_CUDAGRAPH"),
     _knob("ALLOC_CONF", kinds.NAME, _each("", "expandable_segments:True", ""),
           "Settings of torch's allocator.", env="PYTORCH_CUDA_ALLOC_CONF"),
@@ -131,18 +139,21 @@ _MEMORY = _group(
 
 _KERNELS = _group(
     "Kernels",
-    _knob("MLA_ROUTE", kinds.choice("stock", "sm90", "cuda", "triton"), _each("cuda", "sm90", "cuda"),
+    _knob("MLA_ROUTE", kinds.choice("stock", "sm90", "cuda", "triton"),
+          _each("cuda", "sm90", "cuda"),
           "Which path serves sparse MLA; exactly one does. VLLM_GLM53_CUDA_SPARSE_MLA=1 is read as "
           "cuda."),
     _knob("MOE_BACKEND",
-          kinds.choice("auto", "flashinfer_cutlass", "marlin", "humming", "b12x", "flashinfer_b12x"),
+          kinds.choice(
+              "auto", "flashinfer_cutlass", "marlin", "humming", "b12x", "flashinfer_b12x"
+          ),
           _same("auto"),
-          "auto: by the checkpoint. Calibrated input scales: flashinfer_cutlass, as both recipes have "
-          "it; none: marlin, if its repacking fits.", former="MOE_BACKEND"),
+          "auto: by the checkpoint. Calibrated input scales: flashinfer_cutlass, as both recipes "
+          "have it; none: marlin, if its repacking fits.", former="MOE_BACKEND"),
     _knob("MOE_INPUT_SCALE", kinds.SCALE, _same(""),
-          "CHECKPOINT=SCALE, such as GLM-5.3-Flash-NVFP4=1.6e-3: the input scale of experts that have "
-          "none, for that checkpoint. No constant is right for all experts; fetch calibrated scales "
-          "instead, if there are any.", env="GLM_MOE_INPUT_SCALE"),
+          "CHECKPOINT=SCALE, such as GLM-5.3-Flash-NVFP4=1.6e-3: the input scale of experts that "
+          "have none, for that checkpoint. No constant is right for all experts; fetch calibrated "
+          "scales instead, if there are any.", env="GLM_MOE_INPUT_SCALE"),
     _knob("TOPK_BACKEND",
           kinds.choice("auto", "per_row", "persistent", "cooperative", "flashinfer", "torch"),
           _each("per_row", "per_row", "", "GGL"),
@@ -152,9 +163,9 @@ _KERNELS = _group(
           "1: equal requests select equal keys. 0 saves a kernel a layer.",
           env="GLM_TOPK_DETERMINISTIC"),
     _knob("AUTOTUNE", kinds.choice("fresh", "persist", "off"), _same("fresh", _GX),
-          "FlashInfer's autotuner. fresh: its cache is emptied at each start where there are several "
-          "ranks, since a cache that only some of them hit stops the start for ever. off: it is not "
-          "run.", former="AUTOTUNE_CACHE"),
+          "FlashInfer's autotuner. fresh: its cache is emptied at each start where there are "
+          "several ranks, since a cache that only some of them hit stops the start for ever. off: "
+          "it is not run.", former="AUTOTUNE_CACHE"),
     _knob("SPECULATION", kinds.choice("mtp", "dflash2", "none"), _each("mtp", "dflash2", "mtp"),
           "Speculative decoding: the checkpoint's own layer, the DFlash2 drafter, or none.",
           former="SPEC_METHOD MTP"),
@@ -164,14 +175,15 @@ _KERNELS = _group(
     _knob("DRAFTER_DIR", kinds.PATH, _same("/models/glm-5.3-flash-dflash2", _GX),
           "Folder of the DFlash2 drafter.", is_shared=False),
     _knob("SPECULATIVE_CONFIG", kinds.JSON, _same(""),
-          "vLLM's own JSON for speculation, instead of the three knobs above.", former="SPEC_CONFIG"),
+          "vLLM's own JSON for speculation, instead of the three knobs above.",
+          former="SPEC_CONFIG"),
     _knob("MAX_JOBS", kinds.integer(1, 256), _each("4", "4", "", "GGo"),
           "Compilers at once when kernels are built at start.", env="MAX_JOBS", is_shared=False),
 )  # fmt: skip
 
 _NETWORK = _group(
     "Network",
-    _knob("API_HOST", kinds.HOST, _same("0.0.0.0", _GX), "Address that the API binds to.",
+    _knob("API_HOST", kinds.HOST, _same("0.0.0.0", _GX), "Address that the API binds to.",  # noqa: S104
           is_shared=False),
     _knob("API_PORT", kinds.PORT, _same("8002", _GX), "Port of the API.", former="API_PORT"),
     _knob("API_KEY_FILE", kinds.PATH, _same(""),
@@ -220,7 +232,8 @@ _CLUSTER = _group(
     _knob("HEAD", kinds.HOST, _same(""), "Address of the head.", former="HEAD_HOST"),
     _knob("RANK", kinds.integer(0, 63), _same(""), "Number of this node; unset: given at joining.",
           is_shared=False),
-    _knob("PEERS", kinds.HOSTS, _same(""), "Addresses of all nodes, for an election without mentat.",
+    _knob("PEERS", kinds.HOSTS, _same(""), "Addresses of all nodes, for an election without "
+                                           "mentat.",
           is_shared=False),
     _knob("GROUP", kinds.NAME, _same("glm53", _GX),
           "Name of the cluster, so that two in one network do not mix.", former="SERVICE_NAME"),
@@ -237,7 +250,8 @@ _CLUSTER = _group(
     _knob("FABRIC_CHECK", kinds.SWITCH, _each("1", "1", "0"),
           "1: measure the fabric before the weights are loaded.", former="FABRIC_CHECK"),
     _knob("FABRIC_CHECK_PORT", kinds.PORT, _same("29511", _GX), "Port of that on the head."),
-    _knob("FABRIC_CHECK_TIMEOUT_S", kinds.SECONDS, _same("120", _GX), "How long it may take, seconds."),
+    _knob("FABRIC_CHECK_TIMEOUT_S", kinds.SECONDS, _same("120", _GX), "How long it may take, "
+                                                                      "seconds."),
     _knob("FABRIC_GBPS", kinds.integer(1, 3200), _same("95", _GX),
           "Gbit/s expected of one RDMA device; 80 % of it must be reached."),
 )  # fmt: skip
@@ -270,8 +284,8 @@ _START = _group(
     _knob("IMAGE_ID", kinds.NAME, _same(""),
           "Id of the image, which a container cannot know by itself; compose and ship pass it."),
     _knob("EXTRA_ARGS", kinds.WORDS, _same(""),
-          "More arguments of `vllm serve`, as a JSON list; also the container's own arguments. A flag "
-          "that a knob sets is refused here.", former="EXTRA_ARGS"),
+          "More arguments of `vllm serve`, as a JSON list; also the container's own arguments. A "
+          "flag that a knob sets is refused here.", former="EXTRA_ARGS"),
 )  # fmt: skip
 
 KNOBS: Mapping[str, Knob] = {
@@ -279,39 +293,3 @@ KNOBS: Mapping[str, Knob] = {
     for group in (_DEPLOYMENT, _MEMORY, _KERNELS, _NETWORK, _CLUSTER, _START)
     for knob in group
 }
-
-# Where the two recipes disagree, or ours differs from both: (knob, LibertAI, GX10, what we do and why).
-DISAGREEMENTS = (
-    ("GLM_MLA_ROUTE", "its CUDA kernel", "SM90 on capability 12",
-     "each as its recipe runs it; both kernels here are our own, and the numeric check decides at "
-     "start whether the card agrees"),
-    ("GLM_REASONING_PARSER", "deepseek_r1, since glm45 lost every reply on its vLLM",
-     "glm45, with a patch and a template", "glm45 everywhere: our patch and edited template go with "
-     "it, and vLLM's own parsers confirm the pair for 0.31 to 0.33"),
-    ("GLM_TOOL_PARSER", "glm47", "glm47_failclosed", "glm47_failclosed everywhere: a malformed call "
-     "goes back to the model instead of to the client"),
-    ("GLM_KV_CACHE_DTYPE", "fp8", "fp8_e4m3", "as written: both mean e4m3; with the stock route vLLM "
-     "makes either fp8_ds_mla"),
-    ("GLM_SPECULATION", "mtp, 3 tokens", "dflash2, 7 tokens; or mtp, 4", "each as its recipe; mtp "
-     "everywhere for a company (licence of the drafter)"),
-    ("GLM_ENFORCE_EAGER", "1 on GB10 (graphs: 1 %)", "0 on GB10", "each as its recipe: 2 nodes run 2 "
-     "requests at once, 4 nodes 32, where graphs pay more"),
-    ("GLM_MAX_NUM_SEQS", "2 on two GB10", "4 on two GB10", "2, since seed 000 rules gb10-2x"),
-    ("GLM_MAX_MODEL_LEN, GLM_KV_CACHE_BYTES, GLM_BLOCK_SIZE, GLM_MAX_NUM_BATCHED_TOKENS",
-     "no figure for two GB10", "163840, 8 GiB, 2304, 8192 for two GB10",
-     "GX10's, the only figures there are"),
-    ("GLM_GPU_MEMORY_UTILIZATION", "no figure for GB10; 0.94 on RTX", "0.88, the ceiling on GB10",
-     "0.88 on GB10, refused above; 0.94 on RTX"),
-    ("GLM_TRUST_REMOTE_CODE", "not passed", "passed", "off: vLLM has the model built in"),
-    ("GLM_TOPK_BACKEND", "not passed", "per_row, which GB10 needs", "per_row on both GB10, vLLM's "
-     "choice on RTX"),
-    ("GLM_AUTOTUNE", "not passed; its users report that the autotuner spins with flashinfer_cutlass",
-     "its cache emptied at each start", "fresh everywhere; `off` is one knob away"),
-    ("VLLM_GLM53_MOE_INPUT_SCALE", "1.0", "not set", "not set: its own author withdrew it, and from "
-     "vLLM 0.30 on a checkpoint without scales runs with 16-bit activations"),
-    ("GLM_CLUSTER", "none (vLLM's own, 2 nodes)", "mentat", "what the image was built with; none by "
-     "default, so that a build needs neither"),
-    ("GLM_PREFLIGHT", "no checks", "warnings only", "strict: what is found would cost the ten minutes "
-     "of a weight load"),
-    ("self-test failed", "no self-test", "the head goes on serving", "the container ends with 3"),
-)  # fmt: skip
