@@ -180,7 +180,12 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument("--nightly", metavar="URL", action="append", default=[],
                        help="an index of vLLM wheels of one commit; repeatable")  # fmt: skip
     audit.add_argument("--first-bad", metavar="NAME",
-                       help="search releases for the first on which this patch is not green")  # fmt: skip
+                       help="search releases for the first on which this patch fails")  # fmt: skip
+    audit.add_argument("--watch", action="store_true",
+                       help="audit what is newer than the lock and not reported yet, check the "
+                       "lock, and print an issue's body")  # fmt: skip
+    audit.add_argument("--state", metavar="FILE", help="with --watch: what is reported; "
+                       "default: dist/RECIPE/audit-watch.json")  # fmt: skip
 
     _patches(verbs)
     _lock(verbs)

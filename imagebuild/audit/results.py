@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from imagebuild.lock_check import NOT_VERIFIED
 from imagebuild.patching.evaluate import Evaluation, Finding, PatchReport, Verdict
 from imagebuild.patching.text import Candidate
 from imagebuild.patching.tree import Identity
@@ -18,6 +19,7 @@ from imagebuild.patching.tree import Identity
 Origin = Literal["index", "wheel", "tree", "nightly"]
 
 
+_LEVELS = ("error", "warning", "info")
 _FEW = 4  # releases that a sentence names
 
 
@@ -266,6 +268,16 @@ class Watch:
     lock: tuple[LockNote, ...]
     lock_code: int
 
+    @property
+    def sentence(self) -> str:
+        """Whether the entries of the lock still resolve, in one line."""
+        counts = {level: len({n.entry for n in self.lock if n.level == level}) for level in _LEVELS}
+        unasked = len({note.entry for note in self.lock if NOT_VERIFIED in note.message})
+        parts = [f"{counts['error']} broken"] * bool(counts["error"])
+        parts += [f"{counts['warning']} to look at"] * bool(counts["warning"])
+        parts += [f"{unasked} that nobody could be asked about"] * bool(unasked)
+        return "the lock: " + (", ".join(parts) if parts else "every entry is as locked")
+
 
 @dataclass(frozen=True)
 class Audit:
@@ -318,6 +330,9 @@ class Audit:
                 does = "does not hold" if self.watch.lock_code > 1 else "needs a look"
                 text += f"; the lock {does}"
             return text
+        if self.watch is not None and not self.releases:
+            known = "reported before" if self.watch.newer else "none newer than the lock"
+            return f"no release to report ({known}); {self.watch.sentence}"
         idle = [release for release in self.releases if release.is_for_nobody]
         tried = [release for release in self.releases if not release.is_for_nobody]
         if self.releases and not tried:

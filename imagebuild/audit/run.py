@@ -54,17 +54,20 @@ class Job:
         return next(iter(self.recipe.platforms.values()))
 
 
-def audit(job: Job, asked: Asked, told: Told = lambda *_: None) -> Audit:
+def audit(
+    job: Job, asked: Asked, told: Told = lambda *_: None, *, keep_going: bool = False
+) -> Audit:
     """Audits everything that is named.
 
-    Of several releases one that cannot be read is a `Failure`; a lone one raises.
+    Of several releases one that cannot be read is a `Failure`; a lone one raises, unless the
+    caller wants to `keep_going`.
 
     Raises:
         BuildError: as `targets_of`, or what keeps a lone release from being read.
     """
     start = time.monotonic()
     with account() as used:
-        results = audit_all(job, targets_of(asked, job.upstream), told)
+        results = audit_all(job, targets_of(asked, job.upstream), told, keep_going=keep_going)
     found = audit_of(job, (one for one in results if isinstance(one, Release)))
     return replace(
         found,
@@ -75,9 +78,11 @@ def audit(job: Job, asked: Asked, told: Told = lambda *_: None) -> Audit:
     )
 
 
-def audit_all(job: Job, targets: Sequence[Target], told: Told) -> list[Release | Failure]:
-    """Audits each target, in their order, several at a time."""
-    if len(targets) == 1:
+def audit_all(
+    job: Job, targets: Sequence[Target], told: Told, *, keep_going: bool = False
+) -> list[Release | Failure]:
+    """Audits each target, in their order, several at a time; arguments and errors as `audit`."""
+    if len(targets) == 1 and not keep_going:
         return [_told(told, audit_one(job, targets[0]), 1, 1)]
     if any(target.origin in ("index", "nightly") for target in targets):
         _ = job.upstream.index  # pip is asked once, before threads need it

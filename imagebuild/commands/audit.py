@@ -13,6 +13,7 @@ from imagebuild.audit.report.outputs import about_of, deliver, outputs_of
 from imagebuild.audit.results import Audit, Failure, Release, Step
 from imagebuild.audit.run import Job
 from imagebuild.audit.targets import Asked
+from imagebuild.commands import watch
 from imagebuild.commands.context import Context
 from imagebuild.errors import UsageError
 from imagebuild.patching.versions import VersionRange, release
@@ -24,13 +25,19 @@ def run(context: Context) -> int:
     """Audits everything that was named, and returns the gravest code."""
     arguments = context.arguments
     files = outputs_of(arguments.report)
+    name = arguments.format
     with context.upstream() as upstream:
-        if arguments.first_bad:
+        if arguments.watch:
+            found = watch.look(context, job_of(context, upstream), upstream, shower(context))
+            name = "markdown" if name == "text" else name  # an issue's body
+        elif arguments.first_bad:
             found = _first_bad(context, upstream)
         else:
             found = audit.audit(job_of(context, upstream), asked_of(context), shower(context))
     about = about_of(context.recipe, context.series)
-    deliver(context.console, found, about, arguments.format, files)
+    deliver(context.console, found, about, name, files)
+    if arguments.watch:
+        watch.keep(context, found)
     return found.exit_code
 
 

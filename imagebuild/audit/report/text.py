@@ -162,6 +162,7 @@ def _watch(console: Console, watch: Watch) -> None:
     console.result(f"newest locked vLLM {newest}; newer: {', '.join(watch.newer) or 'none'}")
     if watch.reported:
         console.result(f"  reported before: {', '.join(watch.reported)}")
+    console.result(watch.sentence)
     marks = {"error": ("x", 3), "warning": ("!", 1), "info": ("i", 0)}
     for note in watch.lock:
         mark, colour = marks[note.level]
