@@ -6,6 +6,7 @@ It speaks the JSON and the HTML form of the simple API, serves ranges, and fails
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import html
 import json
@@ -18,8 +19,15 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
 
-CERTIFICATE = Path(__file__).with_name("loopback.pem")
+import trustme
+
 JSON = "application/vnd.pypi.simple.v1+json"
+
+
+@functools.cache
+def authority() -> trustme.CA:
+    """Who vouches for the double's TLS; nobody knows its key after the tests."""
+    return trustme.CA()
 
 
 class Asked(NamedTuple):
@@ -96,7 +104,7 @@ class IndexServer:
         self.scheme = "http"
         if tls:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(CERTIFICATE)
+            authority().issue_cert("127.0.0.1").configure_cert(context)
             self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
             self.scheme = "https"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))

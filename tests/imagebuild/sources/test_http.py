@@ -12,7 +12,7 @@ from imagebuild.errors import EngineError, UsageError
 from imagebuild.sources.http import Http
 from imagebuild.sources.httperrors import explain
 from imagebuild.sources.pipconf import PipSettings
-from tests.support.index_server import CERTIFICATE, IndexServer
+from tests.support.index_server import IndexServer, authority
 
 
 @pytest.fixture
@@ -135,12 +135,14 @@ def test_tls_that_nobody_vouches_for(tls_server: IndexServer) -> None:
 
 
 def test_pips_cert_wins_over_the_environment(
-    tls_server: IndexServer, monkeypatch: pytest.MonkeyPatch
+    tls_server: IndexServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     import certifi
 
+    authority().cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", certifi.where())
-    settings = PipSettings(tls_server.url, cert=str(CERTIFICATE), retries=0)
+    settings = PipSettings(tls_server.url, cert=str(tmp_path / "ca.pem"), retries=0)
     with Http(settings) as http:
         assert http.get(tls_server.file_url("vllm-1.whl"), what="it").body == b"wheel"
 
