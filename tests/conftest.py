@@ -13,6 +13,7 @@ import pytest
 from imagebuild.patching.tree import Tree
 
 if TYPE_CHECKING:
+    from tests.support.browser import Browser
     from tests.support.realtrees import FolderTrees, RealTrees
 
 # A folder with unzipped wheels (v0.31.0/vllm/...) to use instead of the package index.
@@ -33,8 +34,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what reads a real wheel."""
+    """Marks what reads a real wheel, and what needs a browser."""
     for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.browser)
         if FIXTURES & set(getattr(item, "fixturenames", ())) and not os.environ.get(TREES):
             item.add_marker(pytest.mark.network)
 
@@ -62,3 +65,12 @@ def real_tree(_trees: RealTrees | FolderTrees) -> Callable[[str], Tree]:
 def real_base(_trees: RealTrees | FolderTrees) -> Callable[[str], Tree]:
     """Opens the vLLM wheel of a release beside the FlashInfer that it pins."""
     return _trees.base
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A headless Chromium. For one module: its event loop would stop other tests' own."""
+    from tests.support.browser import chromium
+
+    with chromium() as found:
+        yield found

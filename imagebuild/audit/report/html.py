@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from imagebuild.audit.report.problems import MEANINGS, About
@@ -24,6 +24,8 @@ from imagebuild.patching.evaluate import Finding, PatchReport, Verdict
 _HERE = Path(__file__).resolve().parent
 # Lines of one diff and token changes of one scope; the json report has all of them.
 _DIFF_LINES, _TOKENS = 2000, 60
+# So many that need a person are open at once; more are a list to choose from.
+_OPENED = 3
 _KINDS = {"+++": "file", "---": "file", "@@ ": "hunk"}
 
 
@@ -62,17 +64,18 @@ def html_report(audit: Audit, about: About) -> str:
     """The page, with a final newline."""
     style, script = (_own(name) for name in ("page.css", "page.js"))
     columns = audit.grid.columns
-    entries = {column: tuple(_entries(index, column, release)) for index, (column, release)
-               in enumerate(zip(columns, audit.releases, strict=True))}  # fmt: skip
-    cells = [entry for column in columns for entry in entries[column]]
+    releases = list(zip(columns, audit.releases, strict=True))
+    needy = sum(report.exit_code > 0 for release in audit.releases for report in release.reports)
+    entries = [tuple(_entries(index, *pair)) for index, pair in enumerate(releases)]
     return _template().render(
         audit=audit,
         about=about,
         columns=columns,
         entries=entries,
-        releases=list(enumerate(zip(columns, audit.releases, strict=True)))[::-1],
-        rows=list(zip(*entries.values(), strict=True)),
-        counts=_counts(cells),
+        releases=list(enumerate(releases))[::-1],
+        rows=list(zip(*entries, strict=True)),
+        counts=_counts([entry for column in entries for entry in column]),
+        opened=needy <= _OPENED,
         pins=_pins(audit),
         legend=[(verdict.value, _verdict_tone(verdict), *MEANINGS[verdict]) for verdict in Verdict],
         tone=_tone(audit.exit_code),
@@ -83,7 +86,7 @@ def html_report(audit: Audit, about: About) -> str:
     )  # fmt: skip
 
 
-def _template():  # type: ignore[no-untyped-def]  # noqa: ANN202
+def _template() -> Template:
     environment = Environment(
         loader=FileSystemLoader(_HERE),
         autoescape=True,

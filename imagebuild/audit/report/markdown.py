@@ -17,7 +17,7 @@ from imagebuild.escape import one_line, visible
 # GitHub refuses longer bodies. It counts characters; we count bytes, which are never fewer.
 LIMIT = 65_536
 # What the line about what was left out may take.
-_RESERVE = 400
+_RESERVE = 2000
 _MARKS = {0: "✅", 1: "⚠️"}
 _BROKEN = "❌"
 _DIFF_LINES = 80
@@ -75,24 +75,27 @@ class _Body:
         left_out = [name for name in self._missing if name]
         if left_out:
             more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
-            self._parts.append(f"*Left out, since GitHub takes {LIMIT:,} characters: "
-                               f"{_prose(left_out[0], 150)}{more}. The html report has all.*\n")  # fmt: skip
+            first = _prose(left_out[0], 150)
+            self._parts.append(f"\n*Left out, since GitHub takes {LIMIT:,} characters: {first}"
+                               f"{more}. The html report has all.*\n")  # fmt: skip
         return "".join(self._parts)
 
 
 def _head(audit: Audit, found: tuple[Problem, ...]) -> str:
     arch = f", for {_code(audit.gpu_arch)}" if audit.gpu_arch else ""
-    counts = f"{len(audit.grid.rows)} patches on {len(audit.releases)} releases"
-    ends = [f"{len(found)} need a person" if len(found) != 1 else "1 needs a person"] if found else []
+    counts = [f"{len(audit.grid.rows)} patches on {len(audit.releases)} releases"]
+    if found:
+        counts.append(f"{len(found)} need a person" if len(found) > 1 else "1 needs a person")
     lines = [
         f"# Drift audit of {_code(audit.recipe)}",
         f"{_mark(audit.exit_code)} **{_prose(audit.conclusion)}**",
-        f"{'; '.join([counts, *ends])}. Base: vLLM {_code(audit.base_version)}{arch}.",
+        f"{'; '.join(counts)}. Base: vLLM {_code(audit.base_version)}{arch}.",
     ]
     if audit.watch:
         newer = ", ".join(map(_code, audit.watch.newer[:50])) or "none"
         newest = _code(audit.watch.newest_locked) if audit.watch.newest_locked else "none"
         lines.append(f"Newest locked release: {newest}. Newer ones: {newer}.")
+        lines.append(f"{_prose(audit.watch.sentence.capitalize())}.")
     if audit.bisection:
         found_bad = audit.bisection.first_bad
         what = f"first bad release: {_code(found_bad)}" if found_bad else "no bad release"
@@ -109,7 +112,7 @@ def _grid(audit: Audit, shown: range) -> Iterator[str]:
 
 
 def _cell(cell: Cell) -> str:
-    mark = "➖" if cell.verdict.value == "not_applicable" else _mark(cell.code)
+    mark = "⚪" if cell.verdict.value == "not_applicable" else _mark(cell.code)
     return f"{mark} {_prose(cell.word)}"
 
 
@@ -125,8 +128,10 @@ def _item(problem: Problem) -> str:
 
 
 def _pins(audit: Audit) -> Iterator[str]:
-    yield "\n## Pins that differ from the base's\n\n| release | project | base | this | edited by |\n"
-    yield "|---|---|---|---|---|\n"
+    yield (
+        "\n## Pins that differ from the base's\n\n"
+        "| release | project | base | this | edited by |\n|---|---|---|---|---|\n"
+    )
     for column, release in zip(audit.grid.columns, audit.releases, strict=True):
         for change in release.pin_changes:
             old, new = (_code(text, in_table=True) if text else "none"
@@ -171,7 +176,8 @@ def _prose(text: str, limit: int = 1000) -> str:
     """Text of others as plain words: no markup, no mention, no link, no reference to an issue."""
     line = one_line(text)
     line = line if len(line) <= limit else line[:limit] + "..."
-    escaped = re.sub(r"[\\`*_{}\[\]<>#|~$&]|^[-+=]|(?<=^\d)[.)]|:(?=[\w+-]+:|//)", r"\\\g<0>", line)
+    escaped = re.sub(r"[\\`*_\[\]<|~$&#]|^[-+=>]|:(?=[\w+-]+:|//)", r"\\\g<0>", line)
+    escaped = re.sub(r"^(\d+)([.)] )", r"\1\\\2", escaped)
     # A comment parts what GitHub looks for after it took the backslashes away.
     return re.sub(r"@|\\#|GH-(?=\d)", r"\g<0><!-- -->", escaped)
 

@@ -108,7 +108,7 @@ def of_patch(column: str, release: Release, report: PatchReport, about: About) -
     """One patch on one release, green or not."""
     name = report.patch.name
     verdict = report.verdict
-    told = [finding for finding in report.findings if finding.level != "info"]
+    told = [f for level in ("error", "warning") for f in report.findings if f.level == level]
     meaning, step = MEANINGS[verdict]
     lines = [finding.message for finding in told] or [meaning]
     return Problem(
@@ -148,7 +148,9 @@ def _places(release: Release, report: PatchReport, told: list[Finding]) -> Itera
 def _failures(audit: Audit) -> Iterator[Problem]:
     for failure in audit.failures:
         fixes = (failure.hint,) if failure.hint else ()
-        yield Problem(failure.exit_code, UNREADABLE, failure.name, "", "", (failure.message,), fixes)
+        yield Problem(
+            failure.exit_code, UNREADABLE, failure.name, "", "", (failure.message,), fixes
+        )
 
 
 def _lock(audit: Audit, about: About) -> Iterator[Problem]:

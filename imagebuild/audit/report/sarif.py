@@ -26,7 +26,9 @@ from imagebuild.escape import visible
 from imagebuild.patching.evaluate import Verdict
 from imagebuild.show import Json
 
-_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+_SCHEMA = (
+    "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+)
 _SITE = "SITE_PACKAGES"
 _BROKEN = (Verdict.DRIFTED, Verdict.MOVED, Verdict.MISSING, Verdict.DEFEATED, Verdict.COLLISION,
            Verdict.PARTIAL)  # fmt: skip
