@@ -23,22 +23,6 @@ FACTS = {"register_backend"}
 
 
 @pytest.fixture(scope="module")
-def where() -> Iterator[Where]:
-    from imagebuild.console import Console
-    from imagebuild.lock import read_lock
-    from imagebuild.smoke import environment
-    from imagebuild.upstream import Upstream
-
-    recipe = load_recipe("glm53-flash")
-    lock = read_lock(recipe.lock_file)
-    with Upstream(recipe, lock) as upstream:
-        made = environment.provide(recipe.folder / "smoke.txt", lock.base(VERSION).pins["torch"],
-                                   ["2.13.0", "2.14.0"], upstream, Console())  # fmt: skip
-    with made.held():
-        yield Where(made.python)
-
-
-@pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A patched tree of this machine's arch."""
     dist = tmp_path_factory.mktemp("deep")
