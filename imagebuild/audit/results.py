@@ -271,12 +271,12 @@ class Watch:
     @property
     def sentence(self) -> str:
         """Whether the entries of the lock still resolve, in one line."""
-        counts = {level: len({n.entry for n in self.lock if n.level == level}) for level in _LEVELS}
+        count = {level: len({n.entry for n in self.lock if n.level == level}) for level in _LEVELS}
         unasked = len({note.entry for note in self.lock if NOT_VERIFIED in note.message})
-        parts = [f"{counts['error']} broken"] * bool(counts["error"])
-        parts += [f"{counts['warning']} to look at"] * bool(counts["warning"])
-        parts += [f"{unasked} that nobody could be asked about"] * bool(unasked)
-        return "the lock: " + (", ".join(parts) if parts else "every entry is as locked")
+        parts = [f"{count['error']} broken"] * bool(count["error"])
+        parts += [f"{count['warning']} to look at"] * bool(count["warning"])
+        parts += [f"{unasked} not verified, since nobody answered"] * bool(unasked)
+        return "the lock: " + (", ".join(parts) or "every entry is as locked")
 
 
 @dataclass(frozen=True)
