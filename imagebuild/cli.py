@@ -191,6 +191,12 @@ def _parser() -> argparse.ArgumentParser:
     _lock(verbs)
     _weights(verbs)
     _bench(verbs)
+    ship = _verb(verbs, "ship", "commands.ship:run", "send an image to other machines by ssh")
+    ship.add_argument("host", metavar="HOST", nargs="+", help="such as box2 or user@10.0.0.2")
+    ship.add_argument("--image", metavar="NAME:TAG", help="default: what build --arch sm_121 tags")
+    ship.add_argument("--compress", action="store_true", help="send zstd; pays on slow links")
+    ship.add_argument("--jobs", metavar="N", type=_count, default=2,
+                      help="hosts at a time; default: 2")  # fmt: skip
 
     verify = _verb(verbs, "verify", "commands.verify:run", "check a patched tree")
     _arch(verify, "what it must be built for; default: what its manifest says, or this machine's")
@@ -277,6 +283,13 @@ def _patches(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
     port.add_argument("--to", metavar="V", required=True, type=_release, help="a release")
     port.add_argument("--write", action="store_true", help="change the modules of clean ones")
     port.add_argument("--keep", metavar="DIR", help="keep changes and conflicts as files there")
+    overlay = _verb(patches, "rebase-overlay", "commands.overlay:run",
+                    "bring a folder of whole upstream files to another release")  # fmt: skip
+    overlay.add_argument("folder", metavar="DIR", help="such files, as below site-packages")
+    overlay.add_argument("--from", dest="start", metavar="A", type=_release,
+                         help="what they were forked from; default: what fork.toml says")  # fmt: skip
+    overlay.add_argument("--to", metavar="B", type=_release, required=True, help="a release")
+    overlay.add_argument("--out", metavar="NEW", help="write the result and its record there")
     apply = _verb(patches, "apply", "commands.patches:apply_patches", "patch a folder in place")
     _arch(apply, "default: what a patched folder was built for, or that of this machine")
     revert = _verb(patches, "revert", "commands.patches:revert_patches", "restore a patched folder")
