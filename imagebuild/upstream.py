@@ -210,7 +210,9 @@ class Upstream:
     ) -> WheelTree | RemoteWheel:
         path = self.cache.blob(pin.sha256) if pin else None
         if path is not None and pin is not None:
-            return WheelTree(path, platform=platform, source=pin.filename)
+            tree = WheelTree(path, platform=platform, source=pin.filename)
+            tree.require(project, version)
+            return tree
         file = self.file(project, version, platform, pin)
         # A part of a remote wheel cannot be checked by the whole one's hash, so it gets none.
         wanted = pin.sha256 if pin and file.url.startswith("file:") else None
@@ -250,12 +252,23 @@ class Upstream:
         return _required(wheel, [project for project in self.recipe.pins if project != "torch"])
 
     def fetch(self, project: str, version: str, platform: str, pin: WheelPin) -> Path:
-        """The whole wheel, verified, from the cache or downloaded."""
+        """The whole wheel, verified, from the cache or downloaded.
+
+        Raises:
+            IntegrityError: other bytes, or a locked hash that is another wheel's.
+            EngineError: as `fetch`.
+        """
         path = self.cache.blob(pin.sha256)
-        if path is not None:
-            return path
-        file = self.file(project, version, platform, pin)
-        return fetch(file, pin.sha256, self.cache, self.http, self.progress)
+        if path is None:
+            file = self.file(project, version, platform, pin)
+            path = fetch(file, pin.sha256, self.cache, self.http, self.progress)
+        with WheelTree(path, platform=platform, source=pin.filename) as tree:
+            tree.require(project, version)
+        return path
+
+    def is_cached(self, pin: WheelPin) -> bool:
+        """Whether a whole file is in the cache, so that nothing is downloaded."""
+        return self.cache.blob_path(pin.sha256).exists()
 
     def fetch_sdist(self, project: str, pin: WheelPin) -> Path:
         """The whole sdist, verified, from the cache or downloaded.

@@ -114,21 +114,27 @@ class Docker:
                               + _WITHOUT)  # fmt: skip
         named = [self._builder] if self._builder else []
         answer = self._ask(["buildx", "inspect", *named])
-        fields = dict(re.findall(r"^(\w+): +(.+)$", answer.stdout, re.MULTILINE))
+        told = re.findall(r"^(\w+): +(.+)$", answer.stdout, re.MULTILINE)
+        fields = dict(reversed(told))  # the builder's own come first, then those of its nodes
         if answer.returncode or "Driver" not in fields:
             what = f"--builder {self._builder}" if self._builder else "buildx inspect"
             raise EngineError(f"{what}: expected a builder, found: {last_line(answer.stderr)}",
                               hint="docker buildx ls names those there are")  # fmt: skip
         name, driver = fields.get("Name", ""), fields["Driver"]
-        # The engine's own builder is called as the client's context.
-        is_beside = driver != "docker" or (
-            self._builder is not None and name != self._ask(["context", "show"]).stdout.strip()
-        )
-        if not is_beside:
+        if driver == "docker":
+            self._require_own_engine()
             self._require_containerd_store()
-        listed = fields.get("Platforms", "").replace("*", "")
+        listed = ",".join(value for key, value in told if key == "Platforms").replace("*", "")
         platforms = tuple(dict.fromkeys(part.strip() for part in listed.split(",") if part))
-        return Builder(name, driver, platforms, is_beside)
+        return Builder(name, driver, platforms, is_beside=driver != "docker")
+
+    def _require_own_engine(self) -> None:
+        """Raises for the engine of another context: buildx lists it, and does not build with it."""
+        named = self._builder
+        if named and named != self._ask(["context", "show"]).stdout.strip():
+            raise EngineError(f"--builder {named}: expected a builder, found the engine of another "
+                              "context", hint=f"DOCKER_CONTEXT={named} build.py ..., without "
+                              "--builder")  # fmt: skip
 
     def _require_containerd_store(self) -> None:
         answer = self._ask(["info", "--format", "{{json .DriverStatus}}"])

@@ -156,7 +156,9 @@ def _build(
     with upstream() as session:
         for project in request.recipe.site:
             pin = request.base.wheel(project, request.platform)
-            step(f"fetch {pin.filename} ({pin.size / 1e6:.0f} MB)")
+            size = f"{pin.size / 1e6:.0f} MB"
+            known = session.is_cached(pin)
+            step(f"check {pin.filename}, cached" if known else f"fetch {pin.filename} ({size})")
             version = request.base.versions[project]
             wheels.append(session.fetch(project, version, request.platform, pin))
         try:

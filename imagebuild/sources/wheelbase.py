@@ -10,12 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
+from packaging.tags import parse_tag
+from packaging.utils import canonicalize_name, canonicalize_version
 
 from imagebuild.errors import IntegrityError
 from imagebuild.patching.tree import Identity, identify
 from imagebuild.sources import archive as zips
-from imagebuild.sources.index import BASE_PYTHON, machine_of
+from imagebuild.sources.index import BASE_PYTHON, machine_of, wheel_tags
 
 
 class Wheel(ABC):
@@ -98,6 +99,31 @@ class Wheel(ABC):
             if part.startswith("==") and not version.endswith(".*"):
                 return version.strip()
         return None
+
+    def require(self, project: str, version: str) -> None:
+        """Checks that it is the wheel of one release, for this platform.
+
+        Raises:
+            IntegrityError: its own METADATA or tags say something else.
+        """
+        metadata = self.metadata()
+        found, wanted = (
+            f"{canonicalize_name(str(name))} {canonicalize_version(str(one))}"
+            for name, one in ((metadata["Name"], metadata["Version"]), (project, version))
+        )
+        about = self._info_path("WHEEL")
+        data = self.read(about) if self.exists(about) else b""
+        lines = data.decode("utf-8", "replace").splitlines()
+        tags = [line.partition(":")[2].strip() for line in lines if line.startswith("Tag:")]
+        known = set(wheel_tags(self.platform))
+        fits = any(not known.isdisjoint(parse_tag(tag)) for tag in tags if tag.count("-") == 2)
+        if found != wanted or not fits:
+            raise IntegrityError(
+                f"{self.source}: expected {wanted} for {self.platform}, found {found} with the "
+                f"tags {', '.join(tags) or 'none'}",
+                hint="the lock has another file's sha256 there: restore it with git, or build.py "
+                "lock update wheels",
+            )
 
     def _requirements(self) -> list[Requirement]:
         lines = [str(line) for line in self.metadata().get_all("Requires-Dist", [])]

@@ -53,6 +53,10 @@ def _ray(folder: Path) -> None:
     told = _run(["ray", "--version"])
     if "mentat" in told.lower() or "ray" not in told.lower():
         raise _StepError(3, f"ray --version: expected Ray itself, found {told!r}")
+    # What vLLM does with it; the wheels were installed without asking what they depend on.
+    version = _run([sys.executable, "-c", "import ray; print(ray.__version__)"])
+    if version not in told.split():
+        raise _StepError(3, f"import ray: expected the version of {told!r}, found {version!r}")
 
 
 def _mentat(folder: Path, version: str) -> None:

@@ -69,6 +69,7 @@ def build_wheel(
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
     lines += [f"Requires-Dist: {line}" for line in requires]
     contents[f"{info}/METADATA"] = ("\n".join(lines) + "\n\nA wheel made for a test.\n").encode()
+    contents[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nTag: {tag}\n".encode()
     rows = record([record_line(path, data) for path, data in contents.items()])
     contents[f"{info}/RECORD"] = ("\n".join([*rows, f"{info}/RECORD,,"]) + "\n").encode()
     path = folder / f"{name}-{version}-{tag}.whl"

@@ -103,23 +103,30 @@ def test_other_drivers_need_no_containerd_store(answering: Callable[..., Docker]
     assert docker.builder() == Builder("far", "kubernetes", ("linux/arm64",), is_beside=True)
 
 
-@pytest.mark.parametrize(("context", "is_beside"), [("second", False), ("default", True)])
-def test_a_builder_of_another_engine_sees_none_of_this_ones_images(
-    answering: Callable[..., Docker], context: str, is_beside: bool
+def test_a_builder_of_two_nodes_runs_what_either_does(answering: Callable[..., Docker]) -> None:
+    told = ("Name:   pair\nDriver: remote\n\nNodes:\nName:  pair0\nPlatforms: linux/amd64\n"
+            "Name:  pair1\nPlatforms: linux/arm64*, linux/arm/v7\n")  # fmt: skip
+    builder = answering({"buildx inspect pair": [0, told, ""]}, builder="pair").builder()
+    assert builder.name == "pair"
+    assert builder.platforms == ("linux/amd64", "linux/arm64", "linux/arm/v7")
+
+
+def test_a_builder_beside_the_engine_sees_none_of_its_images(
+    answering: Callable[..., Docker],
 ) -> None:
-    """`docker load` and `image inspect` speak to the engine of the client's context."""
-    told = "Name: second\nDriver: docker\nPlatforms: linux/amd64\n"
+    """`docker load` and `image inspect` speak to the engine, the build does not."""
     child = json.dumps({"layers": [{"size": 7}]})
-    docker = answering({
-        "buildx inspect second": [0, told, ""],
-        "context show": [0, f"{context}\n", ""],
-        "image inspect": [0, json.dumps([{"Id": DIGEST, "Size": 40}]), ""],
-        "buildx imagetools": [0, child, ""],
-    }, builder="second")  # fmt: skip
-    builder = docker.builder()
-    assert builder.is_beside is is_beside
-    base = docker.base(f"a/b@{DIGEST}", (), builder)
-    assert (base.is_local, base.size) == ((False, 7) if is_beside else (True, 40))
+    for driver, expected in (("remote", (False, 7)), ("docker", (True, 40))):
+        docker = answering({
+            "buildx inspect one": [0, f"Name: one\nDriver: {driver}\nPlatforms: linux/amd64\n", ""],
+            "context show": [0, "one\n", ""],
+            "image inspect": [0, json.dumps([{"Id": DIGEST, "Size": 40}]), ""],
+            "buildx imagetools": [0, child, ""],
+        }, builder="one")  # fmt: skip
+        builder = docker.builder()
+        assert builder.is_beside is (driver == "remote")
+        base = docker.base(f"a/b@{DIGEST}", (), builder)
+        assert (base.is_local, base.size) == expected
 
 
 def test_a_container_s_output_and_its_failure(answering: Callable[..., Docker]) -> None:

@@ -378,6 +378,32 @@ def _is_connected(product: Product) -> bool:
     return any(t.name.endswith("(process_request_thread)") for t in threading.enumerate())
 
 
+def test_hashes_of_two_platforms_that_were_mixed_up_stop_it_before_anything_is_unpacked(
+    product: Product,
+) -> None:
+    for arch in ("sm_120", "sm_121"):
+        assert product.run("build", "--arch", arch).code == 0  # both are in the cache
+    shutil.rmtree(product.root / "dist")
+    one, other = (sha256(product.wheels / f"vllm-0.31.0-{tag}.whl") for tag in TAGS.values())
+    text = product.lock_file.read_text()
+    swapped = text.replace(one, "?").replace(other, one).replace("?", other)
+    product.lock_file.write_text(swapped)
+    ran = product.run("build", "--arch", "sm_120")
+    assert ran.code == 4
+    assert "expected vllm 0.31 for linux/amd64, found vllm 0.31 with the tags" in ran.err
+    assert "aarch64" in ran.err
+    assert "unpack" not in ran.err
+    assert "hint: the lock has another file's sha256 there" in ran.err
+    assert not (product.root / "dist" / "tiny-sm_120").exists()
+    # The audit reads the same wheel out of the cache.
+    assert "found vllm 0.31 with the tags" in product.run("patches", "check").err
+    product.lock_file.write_text(text)
+    again = product.run("build", "--arch", "sm_120")
+    assert again.code == 0
+    assert "- check vllm-0.31.0-cp38-abi3-manylinux_2_28_x86_64.whl, cached" in again.err
+    assert "- fetch" not in again.err
+
+
 def test_the_wheels_are_the_locked_ones(product: Product, built: Path) -> None:
     wheel = product.wheels / f"vllm-0.31.0-{TAGS['linux/amd64']}.whl"
     assert json.loads((built / "build.json").read_bytes())["inputs"]["vllm"] == sha256(wheel)

@@ -111,7 +111,9 @@ def test_record(wheel: WheelTree | RemoteWheel) -> None:
     record = wheel.record()
     data = FILES["vllm/envs.py"]
     assert record["vllm/envs.py"] == (hashlib.sha256(data).hexdigest(), len(data))
-    assert set(record) == set(FILES) | {"vllm-0.31.0.dist-info/METADATA"}
+    assert set(record) == set(FILES) | {
+        f"vllm-0.31.0.dist-info/{name}" for name in ("METADATA", "WHEEL")
+    }
 
 
 def test_a_wheel_without_vllm_says_so_only_when_asked(tmp_path: Path, path: Path) -> None:
@@ -210,7 +212,7 @@ def test_a_second_reader_asks_for_nothing(
         names = list(wheel.iter())
     with RemoteWheel(file, offline, cache) as again:
         assert list(again.iter()) == names
-        assert again.requirement("torch") == "2.13.0" and len(again.record()) == len(FILES) + 1
+        assert again.requirement("torch") == "2.13.0" and len(again.record()) == len(FILES) + 2
         assert again.read("vllm/big_3.bin") == FILES["vllm/big_3.bin"]
         with pytest.raises(EngineError, match=r"expected vllm-0.31.0-.*whl in the cache") as caught:
             again.read("vllm/big_0.bin")

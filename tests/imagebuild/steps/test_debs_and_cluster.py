@@ -149,7 +149,10 @@ def test_mentat_beside_ray_is_refused(
 
 
 def test_ray_must_be_there_and_be_ray(
-    tmp_path: Path, bin_folder: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    bin_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert cluster.main(["ray", str(tmp_path)]) == 4
     assert "--build-context ray=DIR" in capsys.readouterr().err
@@ -158,4 +161,9 @@ def test_ray_must_be_there_and_be_ray(
     ray.chmod(0o755)
     assert cluster.main(["ray", str(tmp_path)]) == 3
     ray.write_text("#!/bin/sh\necho ray, version 2.50.0\n")
-    assert cluster.main(["ray", str(tmp_path)]) == 0
+    assert cluster.main(["ray", str(tmp_path)]) == 5  # and nothing to import
+    assert "No module named 'ray'" in capsys.readouterr().err
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for version, code in (("2.49.0", 3), ("2.50.0", 0)):
+        (tmp_path / "ray.py").write_text(f"__version__ = {version!r}\n")
+        assert cluster.main(["ray", str(tmp_path)]) == code
