@@ -55,6 +55,6 @@ EXIT_CODES: Sequence[tuple[int, str]] = (
 
 
 def raise_all(kind: type[ServingError], problems: Sequence[str]) -> None:
-    """Raises one `kind` that holds every problem; returns when there is none."""
+    """Raises one `kind` that holds every problem once; returns when there is none."""
     if problems:
-        raise kind(*problems)
+        raise kind(*dict.fromkeys(problems))

@@ -32,6 +32,7 @@ RESERVED: Mapping[str, str] = {
     "--enable-flashinfer-autotune": "set GLM_AUTOTUNE",
     "--kv-cache-memory-bytes": "set GLM_KV_CACHE_BYTES",
     "--max-cudagraph-capture-size": "set GLM_CUDAGRAPH_MAX_SIZE",
+    "--device-memory-utilization": "set GLM_GPU_MEMORY_UTILIZATION",
     "--chat-template": "set GLM_CHAT_TEMPLATE_FILE",
     "--tool-call-parser": "set GLM_TOOL_PARSER",
     "--tool-parser-plugin": "set GLM_TOOL_PARSER",

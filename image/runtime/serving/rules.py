@@ -206,6 +206,8 @@ def _ring(s: Settings, cluster: str) -> Iterator[str]:
             if s.has(name):
                 yield f"{_set(s, name)} is for GLM_TP=RING4"
         return
+    if "RING4" not in s.profile.layouts:
+        return
     for name in ("IB_GID_INDEX", "IB_HCA"):
         if s.has(name):
             yield f"{_set(s, name)}: in a ring each port has its own; unset it"
