@@ -1,13 +1,19 @@
-"""What an image has when it is asked for: FlashKDA built here, mentat, packages by hash."""
+"""What an image has when it is asked for: FlashKDA built here, mentat or Ray, packages by hash."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
-from tests.support import parts
-from tests.support.images import Repository, docker
+import pytest
 
+from tests.support import parts
+from tests.support.images import Repository, docker, inspect
+
+HERE = Path(__file__).resolve().parent
 TAG = "imagebuild-test/image:parts"
 _LOOK = """\
 set -e
@@ -53,6 +59,47 @@ def test_every_part_is_built_installed_and_checked(repository: Repository, tmp_p
                       "--entrypoint", "python3", TAG, "/src/verify-base.py")  # fmt: skip
     assert verified.returncode == 0, verified.stdout
     assert "flashkda-unknown" in verified.stdout  # a library that nobody has measured
+
+
+@pytest.fixture(scope="module")
+def ray(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheels of Ray and of all that it depends on, from the package index by hash."""
+    folder = tmp_path_factory.mktemp("ray")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes",
+               "--only-binary=:all:", "--python-version=3.13", "--implementation=cp",
+               "--abi=cp313", "--abi=abi3", "--abi=none", "--platform=manylinux_2_28_x86_64",
+               "--platform=manylinux_2_17_x86_64", "--platform=manylinux2014_x86_64",
+               "--dest", str(folder), "-r", str(HERE / "ray.txt")]  # fmt: skip
+    subprocess.run(command, check=True)
+    return folder
+
+
+def test_ray_itself_starts_from_the_wheels_that_were_given(
+    repository: Repository, ray: Path
+) -> None:
+    outcome = repository.build(TAG, "--cluster", "ray", "--build-context", f"ray={ray}")
+    assert outcome.code == 0, outcome.err[-3000:]
+    image = inspect(TAG)
+    assert image is not None
+    assert image["Config"]["Labels"]["imagebuild.cluster"] == "ray"
+    code = ("import ray; ray.init(num_cpus=1, include_dashboard=False); "
+            "print(ray.__version__, ray.get(ray.remote(lambda: 6 * 7).remote()))")  # fmt: skip
+    said = docker("run", "--rm", "--network=none", "--shm-size=1g", "--entrypoint", "python3", TAG,
+                  "-c", code)  # fmt: skip
+    assert said.stdout.splitlines()[-1:] == ["2.60.0 42"], said.stdout + said.stderr
+
+
+def test_wheels_of_ray_alone_are_not_enough(
+    repository: Repository, ray: Path, tmp_path: Path
+) -> None:
+    """What Ray depends on is not fetched: a build that lacks it must not end green."""
+    shutil.copy2(next(ray.glob("ray-*.whl")), tmp_path)
+    outcome = repository.build(TAG, "--no-load", "--cluster", "ray",
+                               "--build-context", f"ray={tmp_path}")  # fmt: skip
+    assert outcome.code == 5
+    last = "\n".join(outcome.err.splitlines()[-10:])
+    assert "stage cluster-ray" in last
+    assert "No module named" in last
 
 
 def test_a_flashkda_with_other_arguments_stops_the_build(

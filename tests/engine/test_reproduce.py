@@ -16,6 +16,9 @@ from tests.support.images import First, Repository, docker
 # What the verified stage begins with.
 STAGE = "FROM patched AS verified\n"
 PLANTED = "usr/local/share/planted"
+# A step that needs a secret, as one with a private CA would.
+STEP = f"RUN test -s /run/secrets/ca && date > /{PLANTED}"
+MOUNT = "--mount=type=secret,id=ca,required=true"
 
 
 def reproduce(
@@ -59,22 +62,26 @@ def planted(base: str, source: Path, cuda: Path, tmp_path: Path) -> Iterator[Rep
     file = made.folder / "Dockerfile"
     text = file.read_text()
     assert text.count(STAGE) == 1
-    file.write_text(text.replace(STAGE, f"{STAGE}RUN date > /{PLANTED}\n"))
+    file.write_text(text.replace(STAGE, f"{STAGE}{STEP.replace('RUN', f'RUN {MOUNT}')}\n"))
     made.commit()
     yield made
     shutil.rmtree(made.folder)
 
 
 def test_a_planted_time_is_named_by_file_and_stage(
-    planted: Repository, capfd: pytest.CaptureFixture[str]
+    planted: Repository, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """Both builds get the secret, whose content is nowhere to be seen."""
+    (tmp_path / "ca.pem").write_text("what nobody may see\n")
     code, document, err = reproduce(planted, "--engine", "docker", "--arch", "sm_120",
-                                    "--base", planted.base, capture=capfd)  # fmt: skip
+                                    "--base", planted.base, "--secret",
+                                    f"id=ca,src={tmp_path / 'ca.pem'}", capture=capfd)  # fmt: skip
+    assert "what nobody may see" not in err + json.dumps(document)
     assert code == 1, json.dumps(document, indent=1)[:3000] + err[-3000:]
     assert document["grade"] == "identical but for named files"
     assert document["files"] == [PLANTED]
     (one,) = document["differences"]
     assert one["stage"] == "verified"
-    assert one["step"] == f"RUN date > /{PLANTED}"
+    assert one["step"] == STEP
     assert one["causes"] == ["content"]
     assert "which looks like a time" in one["detail"]

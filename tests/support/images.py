@@ -65,11 +65,18 @@ class Outcome:
 
 @dataclass(frozen=True)
 class First:
-    """A finished build. `tag` is loaded, and pushed to the registry that it names."""
+    """A finished build.
+
+    Attributes:
+        tag: loaded, and pushed to the registry that it names.
+        arch, options: with which it was built.
+    """
 
     repository: Repository
     outcome: Outcome
     tag: str
+    arch: str
+    options: tuple[str, ...] = ()
 
 
 @dataclass

@@ -9,16 +9,17 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from imagebuild.config import Recipe
-from imagebuild.lock import BaseLock, Lock
+from imagebuild.lock import BaseLock, Lock, read_lock
 from imagebuild.sources.wheel import WheelTree
 from imagebuild.upstream import Upstream
 
 SUITE = "trixie"
-# What the real base has as well: its JIT compilers need a C++ compiler.
-PACKAGES = {"linux/amd64": ("python3", "g++"), "linux/arm64": ("python3",)}
+# What the real base has as well: pip, and a C++ compiler for its JIT compilers.
+PACKAGES = {"linux/amd64": ("python3", "python3-pip", "g++"), "linux/arm64": ("python3",)}
 SITE = "usr/local/lib/python3.13/dist-packages"
 _UNNEEDED = ("doc", "man", "locale", "info", "lintian")
 
@@ -98,6 +99,38 @@ def context(folder: Path, rootfs_tar: Path) -> None:
     (folder / "Dockerfile").write_text(
         f'FROM scratch\nADD rootfs.tar /\n{_CUDA}COPY site /{SITE}\nCMD ["python3"]\n'
     )
+
+
+def make(folder: Path, tag: str, platform: str, recipe: Recipe) -> str:
+    """Makes and loads the stand-in of a recipe's base for one platform; gives its tag."""
+    lock = read_lock(recipe.lock_file)
+    locked = lock.base(recipe.base_version)
+    rootfs(folder / "rootfs.tar", platform, locked.epoch)
+    site(folder / "site", recipe, lock, locked, platform)
+    build(folder, tag, locked.epoch, platform)
+    shutil.rmtree(folder)
+    return tag
+
+
+def derive(tag: str, dockerfile: str) -> str:
+    """Makes and loads another image by a Dockerfile without a context; gives its tag."""
+    command = ["docker", "buildx", "build", "--quiet", "--provenance=false", "--tag", tag, "-"]
+    subprocess.run(command, input=dockerfile, text=True, check=True, capture_output=True)
+    return tag
+
+
+def join(name: str, tags: Mapping[str, str]) -> str:
+    """Pushes images as one index, NAME:both; gives its reference by digest."""
+    for word, tag in tags.items():
+        subprocess.run(["docker", "image", "tag", tag, f"{name}:{word}"], check=True)
+        subprocess.run(["docker", "push", "--quiet", f"{name}:{word}"], check=True)
+    both = ["docker", "buildx", "imagetools"]
+    parts = [f"{name}:{word}" for word in tags]
+    subprocess.run([*both, "create", "--tag", f"{name}:both", *parts], check=True)
+    told = subprocess.run([*both, "inspect", f"{name}:both"], check=True, capture_output=True,
+                          text=True).stdout  # fmt: skip
+    digest = next(line.split()[1] for line in told.splitlines() if line.startswith("Digest:"))
+    return f"{name}@{digest}"
 
 
 def build(folder: Path, tag: str, epoch: int, platform: str = "linux/amd64") -> None:
