@@ -16,7 +16,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from imagebuild.audit.report.problems import MEANINGS, About
+from imagebuild.audit.report.problems import MEANINGS, About, problems
 from imagebuild.audit.results import Audit, Cell, Evidence, Release, ScopeDiff, cell_of
 from imagebuild.escape import visible
 from imagebuild.patching.evaluate import Finding, PatchReport, Verdict
@@ -34,11 +34,13 @@ class Entry:
     """One cell's evidence.
 
     Attributes:
+        index: of its release among all, the oldest is 0.
         id, cell_id: of the two elements that point to each other.
         tone: `good`, `look`, `broken` or `idle`: what colour and icon say beside the word.
         is_quiet: nothing to be seen unless somebody asks.
     """
 
+    index: int
     id: str
     cell_id: str
     column: str
@@ -52,20 +54,23 @@ class Entry:
 
 @dataclass(frozen=True)
 class Pin:
-    """A watched project: its version in the base, and per release the version and whether equal."""
+    """A watched project: its version in the base, and by release, the newest first, what it is.
+
+    `found` has a release's index, the version that it requires, and whether that is the base's.
+    """
 
     project: str
     locked: str
-    found: tuple[tuple[str, bool], ...]
+    found: tuple[tuple[int, str, bool], ...]
     patches: tuple[str, ...]
 
 
 def html_report(audit: Audit, about: About) -> str:
-    """The page, with a final newline."""
+    """The page, with a final newline. Releases come the newest first: that is what is asked for."""
     style, script = (_own(name) for name in ("page.css", "page.js"))
     columns = audit.grid.columns
     releases = list(zip(columns, audit.releases, strict=True))
-    needy = sum(report.exit_code > 0 for release in audit.releases for report in release.reports)
+    needy = len(problems(audit, about))
     entries = [tuple(_entries(index, *pair)) for index, pair in enumerate(releases)]
     return _template().render(
         audit=audit,
@@ -73,8 +78,9 @@ def html_report(audit: Audit, about: About) -> str:
         columns=columns,
         entries=entries,
         releases=list(enumerate(releases))[::-1],
-        rows=list(zip(*entries, strict=True)),
+        rows=list(zip(*entries[::-1], strict=True)),
         counts=_counts([entry for column in entries for entry in column]),
+        needy=needy,
         opened=needy <= _OPENED,
         pins=_pins(audit),
         legend=[(verdict.value, _verdict_tone(verdict), *MEANINGS[verdict]) for verdict in Verdict],
@@ -133,6 +139,7 @@ def _entries(index: int, column: str, release: Release) -> Iterator[Entry]:
         findings = tuple(f for f in report.findings if f.code != "not-applicable")
         told = [finding for finding in findings if finding.code != "dropped"]
         yield Entry(
+            index=index,
             id=f"e{index}-{row}",
             cell_id=f"c{index}-{row}",
             column=column,
@@ -177,12 +184,12 @@ def _pins(audit: Audit) -> list[Pin]:
     rows = []
     for project in projects:
         found = [
-            (changed[project].found, False) if project in changed
-            else (release.pins.get(project, ""), True)
-            for release, changed in zip(audit.releases, changes, strict=True)
+            (index, changed[project].found, False) if project in changed
+            else (index, release.pins.get(project, ""), True)
+            for index, (release, changed) in enumerate(zip(audit.releases, changes, strict=True))
         ]  # fmt: skip
         moved = [changed[project] for changed in changes if project in changed]
-        locked = moved[0].locked if moved else next((v for v, _same in found if v), "")
+        locked = moved[0].locked if moved else next((v for _i, v, _same in found if v), "")
         patches = tuple(dict.fromkeys(name for change in moved for name in change.patches))
-        rows.append(Pin(project, locked, tuple(found), patches))
+        rows.append(Pin(project, locked, tuple(found[::-1]), patches))
     return rows

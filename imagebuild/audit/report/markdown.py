@@ -30,9 +30,10 @@ def markdown_report(audit: Audit, about: About) -> str:
     found = problems(audit, about)
     body = _Body()
     body.add(_head(audit, found))
+    newest_first = range(len(audit.releases))[::-1]
     for first in range(0, len(audit.releases), _COLUMNS):
-        rows = _grid(audit, range(len(audit.releases))[first : first + _COLUMNS])
-        body.add_rows(f"releases {first + 1} and later of the grid", rows)
+        rows = _grid(audit, newest_first[first : first + _COLUMNS])
+        body.add_rows(f"vLLM {audit.grid.columns[newest_first[first]]} and older in the grid", rows)
     if found:
         body.add("## What needs you\n\n")
     for problem in found:
@@ -132,7 +133,7 @@ def _pins(audit: Audit) -> Iterator[str]:
         "\n## Pins that differ from the base's\n\n"
         "| release | project | base | this | edited by |\n|---|---|---|---|---|\n"
     )
-    for column, release in zip(audit.grid.columns, audit.releases, strict=True):
+    for column, release in reversed(list(zip(audit.grid.columns, audit.releases, strict=True))):
         for change in release.pin_changes:
             old, new = (_code(text, in_table=True) if text else "none"
                         for text in (change.locked, change.found))  # fmt: skip

@@ -118,7 +118,7 @@ def test_a_verdict_a_word_and_a_release_filter(browser: Browser, url: Url) -> No
         assert [text.split()[0] for text in shown(page, ".entry summary")] == ["drifted"]
         page.get_by_role("button", name="review 1").click()
         assert rows(page) == ["vllm_is_review", "vllm_is_drifted"]
-        page.get_by_role("button", name="Show all").click()
+        page.get_by_role("button", name="Clear filters").click()
         assert len(rows(page)) == 12
         page.get_by_role("searchbox").fill("IS_MOVED")
         assert rows(page) == ["vllm_is_moved"]
@@ -175,8 +175,9 @@ def test_keys_are_enough(browser: Browser, url: Url) -> None:
         assert page.locator(".cell[tabindex='0']").count() == 1
         page.locator(".cell[tabindex='0']").focus()
         for key, wanted in (
-            ("ArrowRight", "c1-0"), ("ArrowDown", "c1-1"), ("End", "c2-1"), ("Home", "c0-1"),
-            ("ArrowUp", "c0-0"), ("ArrowUp", "c0-0"), ("n", "c2-2"), ("n", "c2-3"), ("p", "c2-2"),
+            ("ArrowRight", "c1-0"), ("ArrowDown", "c1-1"), ("End", "c0-1"), ("Home", "c2-1"),
+            ("ArrowUp", "c2-0"), ("ArrowUp", "c2-0"), ("ArrowLeft", "c2-0"),
+            ("n", "c2-2"), ("n", "c2-3"), ("p", "c2-2"),
         ):  # fmt: skip
             press(key)
             assert focused(page) == wanted, key
