@@ -47,7 +47,9 @@ class Faults:
         suffix_ranges: whether "bytes=-N" is understood (416 otherwise).
         etag: whether answers carry an ETag.
         length: whether file answers say Content-Length (they end by closing otherwise).
-        busy: this many answers are 503 with Retry-After: 0.
+        busy: this many answers are `busy_status` with that Retry-After; -1 is all of them.
+        busy_status, retry_after: see `busy`.
+        dribble: bodies come in pieces of that many bytes.
         drop_after: each entry breaks one file answer off after that many bytes.
         cut: file answers declare and send this many bytes less.
         flip: a byte at this offset of each file is wrong.
@@ -69,6 +71,9 @@ class Faults:
     etag: bool = True
     length: bool = True
     busy: int = 0
+    busy_status: int = 503
+    retry_after: str = "0"
+    dribble: int = 0
     drop_after: list[int] = field(default_factory=list)
     cut: int = 0
     flip: int | None = None
@@ -155,11 +160,11 @@ class _Handler(BaseHTTPRequestHandler):
         if faults.hold is not None:
             faults.hold.wait()
         with double.lock:
-            is_busy = faults.busy > 0
-            faults.busy -= is_busy
+            is_busy = faults.busy != 0
+            faults.busy -= faults.busy > 0
         path = unquote(self.path)
         if is_busy:
-            self._send(503, b"busy", {"Retry-After": "0"})
+            self._send(faults.busy_status, b"busy", {"Retry-After": faults.retry_after})
         elif faults.auth is not None and not self._is_allowed(faults.auth):
             self._send(401, b"who are you", {"WWW-Authenticate": "Basic"})
         elif match := re.fullmatch(r"/simple/([^/]+)/", path):
@@ -291,4 +296,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
             self.close_connection = True
             return
-        self.wfile.write(body)
+        step = double.faults.dribble or len(body) or 1
+        for start in range(0, len(body), step):
+            self.wfile.write(body[start : start + step])

@@ -236,6 +236,7 @@ class Product:
         asks_pip: `run` reads the settings from pip, which takes half a second; other processes
             always do.
         now: seconds since 1970 by which `run` judges ages.
+        timeout, retries: pip's, for `run`.
     """
 
     def __init__(self, folder: Path, server: IndexServer) -> None:
@@ -248,6 +249,8 @@ class Product:
         self.extra: dict[str, str] = {}
         self.asks_pip = False
         self.now = NOW
+        self.timeout = 20.0
+        self.retries = 0
 
     @property
     def lock_file(self) -> Path:
@@ -294,7 +297,7 @@ class Product:
         return ran
 
     def _pip(self) -> Any:
-        settings = PipSettings(self.index_url, timeout=20, retries=0)
+        settings = PipSettings(self.index_url, timeout=self.timeout, retries=self.retries)
         return mock.patch("imagebuild.upstream.read_settings", lambda: settings)
 
     def command(self, *arguments: str) -> list[str]:
