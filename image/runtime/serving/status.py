@@ -128,20 +128,17 @@ class _Handler(BaseHTTPRequestHandler):
             return
         options = self.server.options
         document = statusfacts.document(options.folder)
-        healthy = bool(document["healthy"])
-        code = HTTPStatus.OK if healthy else HTTPStatus.SERVICE_UNAVAILABLE
         if path == "/":
             nonce = statuspage.nonce()
             policy = {"Content-Security-Policy": statuspage.policy(nonce)}
             self._answer(HTTPStatus.OK, statuspage.render(document, nonce), _HTML, policy)
         elif path == "/healthz":
+            code = HTTPStatus.OK if document["healthy"] else HTTPStatus.SERVICE_UNAVAILABLE
             self._answer(code, f"{document['stage']}\n", _TEXT)
         elif path == "/status.json":
-            self._json(code, document)
+            self._json(document)
         elif path == "/cluster.json":
-            cluster = statusfacts.cluster(document, options.peers(), options.token)
-            all_healthy = healthy and all(rank["healthy"] for rank in cluster["ranks"])
-            self._json(HTTPStatus.OK if all_healthy else HTTPStatus.SERVICE_UNAVAILABLE, cluster)
+            self._json(statusfacts.cluster(document, options.peers(), options.token))
         elif path == "/metrics":
             self._answer(HTTPStatus.OK, statusfacts.metrics(document), _TEXT)
         elif path == "/mcp":
@@ -164,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
         if answer is None:
             self._answer(HTTPStatus.ACCEPTED, "", _TEXT)
         else:
-            self._json(HTTPStatus.OK, answer)
+            self._json(answer)
 
     def _tools(self) -> statusmcp.Source:
         options = self.server.options
@@ -214,8 +211,8 @@ class _Handler(BaseHTTPRequestHandler):
             return given
         return given + ([cookies[_COOKIE].value] if _COOKIE in cookies else [])
 
-    def _json(self, code: HTTPStatus, content: object) -> None:
-        self._answer(code, json.dumps(content, indent=1) + "\n", _JSON)
+    def _json(self, content: object) -> None:
+        self._answer(HTTPStatus.OK, json.dumps(content, indent=1) + "\n", _JSON)
 
     def _answer(
         self, code: HTTPStatus, text: str, kind: str, headers: Mapping[str, str] | None = None

@@ -67,7 +67,7 @@ def _peer(peer: str, token: str) -> dict[str, Any]:
         connection.request("GET", "/status.json", headers=headers)
         reply = connection.getresponse()
         found = json.loads(reply.read(_LARGEST))
-        if reply.status not in (200, 503) or not isinstance(found, dict):
+        if reply.status != 200 or not isinstance(found, dict):
             raise ValueError(f"status {reply.status}")
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
