@@ -25,6 +25,7 @@ from imagebuild.pins import (
     read_debs,
     read_file,
     read_image,
+    read_sha256,
     read_source,
 )
 
@@ -43,6 +44,7 @@ class BaseLock:
         versions: version of each project in `wheels`.
         pins: exact versions that the wheels require, by project.
         fingerprints: by patch, then by symbol.
+        targets: sha256 of each file that a patch edits, as the wheel has it, by path.
         image: the image of this release; None where the recipe knows of none.
         deep: what deep probes found on a patched tree of this release; None before they ran.
         sdist: vLLM's own sources; None where the index had none.
@@ -56,6 +58,7 @@ class BaseLock:
     versions: Mapping[str, str]
     pins: Mapping[str, str]
     fingerprints: Mapping[str, Fingerprints] = field(default_factory=dict)
+    targets: Mapping[str, str] = field(default_factory=dict)
     image: ImagePin | None = None
     deep: DeepRecord | None = None
     sdist: WheelPin | None = None
@@ -202,6 +205,7 @@ def _base(version: str, table: Mapping[str, Any]) -> BaseLock:
             patch: {symbol: str(value) for symbol, value in entries.items()}
             for patch, entries in table.get("fingerprints", {}).items()
         },
+        targets={path: read_sha256(digest) for path, digest in table.get("targets", {}).items()},
         image=read_image(table["image"]) if "image" in table else None,
         deep=DeepRecord.read(table["deep"]) if "deep" in table else None,
         sdist=read_file(table["sdist"]) if "sdist" in table else None,

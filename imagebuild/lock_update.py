@@ -70,7 +70,7 @@ def resolve(recipe: Recipe, lock: Lock, series: Series, version: str, upstream: 
     """
     fresh = upstream.open(version, _platforms(recipe)[0], by_lock=False)
     wheels, files = _wheels(recipe, fresh.pins, version, upstream)
-    _require_same_files(recipe, series, files, upstream)
+    recorded = _same_files(series, files, upstream)
     version = next(iter(files["vllm"].values())).version  # 0.32 and 0.32.0 are one base
     known = lock.bases.get(version)
     base = BaseLock(
@@ -81,6 +81,7 @@ def resolve(recipe: Recipe, lock: Lock, series: Series, version: str, upstream: 
         versions={project: next(iter(files[project].values())).version for project in recipe.site},
         pins=fresh.pins,
         fingerprints=fingerprints(series, fresh.tree),
+        targets=targets(series, fresh.tree, recorded),
         image=known.image if known else None,
         deep=_deep(known, fresh.tree.identity.commit),
         sdist=_sdist(version, upstream),
@@ -134,6 +135,18 @@ def fingerprints(series: Series, tree: Tree) -> dict[str, dict[str, str]]:
     raise_collected(IntegrityError, f"vLLM {tree.identity.version} cannot be locked", problems,
                     hint="build.py audit shows what moved; re-anchor the patch first")  # fmt: skip
     return found
+
+
+def targets(series: Series, tree: Tree, recorded: Mapping[str, str]) -> dict[str, str]:
+    """SHA-256 of every file that a variant for this tree edits, as RECORD has it."""
+    variants = (select(patch, tree.identity, None) for patch in series.patches)
+    paths = {
+        edit.path
+        for chosen in variants
+        if chosen.variant is not None and not chosen.is_beyond
+        for edit in chosen.variant.edits
+    }
+    return {path: recorded[path] for path in sorted(paths) if path in recorded}
 
 
 def require_names(accepted: Iterable[str], series: Series) -> None:
@@ -230,14 +243,16 @@ def _epoch(files: Mapping[str, IndexFile], known: BaseLock | None) -> int:
     return known.epoch
 
 
-def _require_same_files(
-    recipe: Recipe,
-    series: Series,
-    files: Mapping[str, Mapping[str, IndexFile]],
-    upstream: Upstream,
-) -> None:
-    """Fingerprints are locked once for all platforms, so the files must be the same on each."""
+def _same_files(
+    series: Series, files: Mapping[str, Mapping[str, IndexFile]], upstream: Upstream
+) -> dict[str, str]:
+    """SHA-256 by path of the files that patches look at.
+
+    Raises:
+        IntegrityError: one is not the same on each platform, for all of which it is locked once.
+    """
     problems = []
+    found: dict[str, str] = {}
     for platforms in files.values():
         records = {
             p: open_wheel(f, upstream.http, upstream.cache, platform="linux/amd64" if p == "any"
@@ -245,10 +260,12 @@ def _require_same_files(
         }  # fmt: skip
         first, *rest = records
         for path in sorted(_looked_at(series) & records[first].keys()):
+            found[path] = records[first][path].sha256
             for other in rest:
                 if records[other].get(path) != records[first][path]:
                     problems.append(f"{path} differs between {first} and {other}")
     raise_collected(IntegrityError, "the platforms' wheels differ", problems)
+    return found
 
 
 def _looked_at(series: Series) -> set[str]:
@@ -279,6 +296,9 @@ def _moved(before: BaseLock | None, after: BaseLock) -> Iterable[str]:
         old, new = getattr(before, name), getattr(after, name)
         if old != new and old is not None:
             yield f"vLLM {after.version}: {name} was {old}, is {new}"
+    for path in sorted(before.targets.keys() & after.targets.keys()):
+        if before.targets[path] != after.targets[path]:
+            yield f"vLLM {after.version}: {path} is another file than before"
 
 
 def _tables(pins: Mapping[str, ImagePin | SourcePin]) -> dict[str, Any]:
@@ -313,6 +333,7 @@ def _to_toml(lock: Lock) -> dict[str, Any]:
                     }
                     for project, pins in base.wheels.items()
                 },
+                **({"targets": dict(sorted(base.targets.items()))} if base.targets else {}),
                 "fingerprints": {
                     patch: dict(sorted(symbols.items()))
                     for patch, symbols in sorted(base.fingerprints.items())

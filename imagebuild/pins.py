@@ -123,14 +123,15 @@ def _without_empty(pin: object) -> dict[str, Any]:
 
 def read_file(entry: Mapping[str, Any]) -> WheelPin:
     """Reads a wheel's or an sdist's table. Raises KeyError or ValueError when it is malformed."""
-    return WheelPin(str(entry["filename"]), _sha256(entry), _positive(entry, "size"))
+    sha256 = read_sha256(entry["sha256"])
+    return WheelPin(str(entry["filename"]), sha256, _positive(entry, "size"))
 
 
-def _sha256(entry: Mapping[str, Any]) -> str:
-    digest = str(entry["sha256"])
-    if not _SHA256.fullmatch(digest):
-        raise ValueError(f"sha256: expected 64 lower-case hex digits, found {digest!r}")
-    return digest
+def read_sha256(value: object) -> str:
+    """Reads a file's hash. Raises ValueError when it is none."""
+    if not isinstance(value, str) or not _SHA256.fullmatch(value):
+        raise ValueError(f"sha256: expected 64 lower-case hex digits, found {value!r}")
+    return value
 
 
 def _positive(entry: Mapping[str, Any], key: str) -> int:
@@ -185,7 +186,7 @@ def _read_deb(entry: Mapping[str, Any]) -> DebPin:
         raise ValueError(f"debs: expected the name of a .deb file, found {name!r}")
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"debs: expected url = http(s)://..., found {url!r}")
-    return DebPin(name, url, _sha256(entry), _positive(entry, "size"))
+    return DebPin(name, url, read_sha256(entry["sha256"]), _positive(entry, "size"))
 
 
 def _state(table: Mapping[str, Any], what: str) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from imagebuild.config import Recipe, load_recipe
 from imagebuild.errors import UsageError
-from imagebuild.lock import read_lock
+from imagebuild.lock import Lock, read_lock
 from imagebuild.patching.apply import apply
+from imagebuild.patching.manifest import read_manifest
 from imagebuild.patching.patch import GpuArch
 from imagebuild.steps.run import finish, say
 from imagebuild.verify.script import own_root
@@ -35,6 +36,21 @@ def _run(options: argparse.Namespace) -> None:
     for report in result.evaluation.reports if result.evaluation else ():
         say(f"{report.patch.name}: {report.verdict.value}")
     say(f"{root}: {len(result.written)} files written")
+    for line in provenance(root, lock):
+        say(line)
+
+
+def provenance(root: Path, lock: Lock) -> Iterator[str]:
+    """Sentences on whether the patched files were those of the locked wheel, byte for byte."""
+    manifest = read_manifest(root)
+    base = lock.find(manifest.version.partition("+")[0]) if manifest else None
+    if manifest is None or base is None:
+        return
+    known = {path: entry.before for path, entry in manifest.files.items() if path in base.targets}
+    others = [path for path, before in known.items() if before != base.targets[path]]
+    yield f"{len(known) - len(others)} of {len(known)} were as in the wheel of vLLM {base.version}"
+    for path in others:
+        yield f"! {path} was not: the base changed it before"
 
 
 def arch_of(recipe: Recipe, platform: str) -> GpuArch:

@@ -30,6 +30,8 @@ sha256 = "{DIGEST}"
 size = 3
 [base."0.31.0".fingerprints.vllm_a_b]
 "vllm/a.py::f" = "t1:00"
+[base."0.31.0".targets]
+"vllm/a.py" = "{OTHER}"
 [base."0.31.0".sdist]
 filename = "a.tar.gz"
 sha256 = "{OTHER}"
@@ -87,6 +89,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert base.wheel("vllm", "linux/amd64") == WheelPin("a.whl", DIGEST, 3)
     assert base.fingerprints == {"vllm_a_b": {"vllm/a.py::f": "t1:00"}}
     assert lock.requires == {"torch==2.13.0": {"triton": "3.7.1"}}
+    assert base.targets == {"vllm/a.py": OTHER}
     assert base.sdist == WheelPin("a.tar.gz", OTHER, 4)
     assert base.debs == DebsPin(("ripgrep",))
     assert base.image is not None
@@ -140,6 +143,7 @@ def test_an_absent_lock_is_empty(tmp_path: Path) -> None:
         ("epoch = 7", 'epoch = "noon"', "epoch: expected seconds since 1970, found 'noon'"),
         ("epoch = 7", "epoch = -7", "epoch: expected seconds since 1970, found -7"),
         ("epoch = 7", "epoch = true", "epoch: expected seconds since 1970, found True"),
+        (f'vllm/a.py" = "{OTHER}"', 'vllm/a.py" = 7', "expected 64 lower-case hex digits, found 7"),
         ("size = 3", "size = -3", "size: expected a number above 0, found -3"),
         ("size = 3", "size = 0", "size: expected a number above 0, found 0"),
         ('"0.31.0".pins]', '"newest".pins]', "'newest' is not a version"),

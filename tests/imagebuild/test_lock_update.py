@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,9 @@ def test_what_a_new_base_gets(product: Product) -> None:
         }  # fmt: skip
     assert list(base["wheels"]["flashinfer-python"]["files"]) == ["any"]
     assert set(base["fingerprints"][GREETER]) == {HELPER, "vllm/greeter.py::Greeter.greet"}
+    greeter = release_files("0.31.0", "linux/amd64")["vllm/greeter.py"]
+    assert base["targets"]["vllm/greeter.py"] == hashlib.sha256(greeter).hexdigest()
+    assert "vllm/util.py" not in base["targets"]  # which a patch reads and does not edit
     assert tomllib.loads(product.lock_file.read_text())["requires"] == {
         "torch==2.13.0": {"triton": "3.7.1"}
     }
