@@ -162,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
     _reproduce(verbs)
     images = _verb(verbs, "images", "commands.image:images", "what was built from what, by docker")
     images.add_argument("--dist", metavar="DIR", help="where results are; default: dist")
-    _verb(verbs, "render", "commands.image:render_files", "write generated lines of the Dockerfile")
+    _render(verbs)
 
     audit = _verb(verbs, "audit", "commands.audit:run", "what vLLM releases mean for each patch",
                   formats=AUDIT_FORMATS)  # fmt: skip
@@ -287,7 +287,7 @@ def _patches(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
                     "bring a folder of whole upstream files to another release")  # fmt: skip
     overlay.add_argument("folder", metavar="DIR", help="such files, as below site-packages")
     overlay.add_argument("--from", dest="start", metavar="A", type=_release,
-                         help="what they were forked from; default: what fork.toml says")  # fmt: skip
+                         help="what they are forks of; default: what fork.toml says")  # fmt: skip
     overlay.add_argument("--to", metavar="B", type=_release, required=True, help="a release")
     overlay.add_argument("--out", metavar="NEW", help="write the result and its record there")
     apply = _verb(patches, "apply", "commands.patches:apply_patches", "patch a folder in place")
@@ -400,6 +400,33 @@ def _kernel(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
         one.add_argument("--python", metavar="FILE",
                          help="one that has torch; default: the first python3 on PATH")  # fmt: skip
         one.add_argument("--library", metavar="FILE", help="the kernel; default: the installed one")
+
+
+def _render(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    render = _verb(verbs, "render", "commands.render:run",
+                   "write generated lines of the Dockerfile, or manifests for Kubernetes")  # fmt: skip
+    render.add_argument("what", nargs="?", choices=["dockerfile", "kubernetes"],
+                        default="dockerfile", help="default: dockerfile")  # fmt: skip
+    more = render.add_argument_group("with kubernetes")
+    more.add_argument("--deployment", metavar="NAME", help="such as gb10-4x")
+    more.add_argument("--image", metavar="NAME", help="that every rank runs")
+    more.add_argument("--model-path", metavar="DIR", help="of the checkpoint on each node")
+    more.add_argument("--cache-path", metavar="DIR", default="/var/cache/glm53",
+                      help="on each node; default: /var/cache/glm53")  # fmt: skip
+    more.add_argument("--name", metavar="NAME", default="glm53", help="default: glm53")
+    more.add_argument("--namespace", metavar="NAME", default="default", help="default: default")
+    more.add_argument("--replicas", metavar="N", type=_count, default=1,
+                      help="groups of ranks; default: 1")  # fmt: skip
+    more.add_argument("--cluster", choices=CLUSTERS, default="none", help="the image's")
+    more.add_argument("--set", metavar="GLM_X=V", action="append", default=[],
+                      help="a knob; repeatable")  # fmt: skip
+    more.add_argument("--node-label", metavar="L=V", action="append", default=[],
+                      help="that nodes must have; repeatable")  # fmt: skip
+    more.add_argument("--rdma", metavar="RESOURCE", default="rdma/hca_shared_devices_a",
+                      help="of the device plugin; default: rdma/hca_shared_devices_a")  # fmt: skip
+    more.add_argument("--api-key-secret", metavar="NAME", default="",
+                      help="a Secret with the key api-key")  # fmt: skip
+    more.add_argument("--output", metavar="FILE", help="default: stdout")
 
 
 def _group(verbs, name: str, text: str):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202

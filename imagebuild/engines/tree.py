@@ -83,7 +83,7 @@ class Request:
             "epoch": str(self.base.epoch),
             "series": self.series.digest,
             # Probes decide as well, and the digest of the series leaves them out.
-            "patches": _digest_of(sorted(self.recipe.patches_dir.glob("*.py")), self.recipe.root),
+            "patches": _digest_of(_patch_files(self.recipe.patches_dir), self.recipe.root),
             "lock": hashlib.sha256(fixed.encode()).hexdigest(),
             "tool": _tool_digest(),
         }
@@ -283,6 +283,12 @@ def _tool_digest() -> str:
     """Digest of the code that decides what is written: another engine may give another tree."""
     folders = sorted(path for part in _DECIDING for path in (_CODE / part).rglob("*.py"))
     return _digest_of([*folders, _CODE / "catalogue.py"], _CODE)
+
+
+def _patch_files(folder: Path) -> list[Path]:
+    """Modules, diffs, and forks with their records."""
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(path for path in found if "__pycache__" not in path.parts)
 
 
 def _digest_of(paths: list[Path], root: Path) -> str:

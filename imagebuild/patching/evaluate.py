@@ -168,9 +168,10 @@ def wanted_files(series: Series, tree: Tree, gpu_arch: GpuArch | None) -> list[s
     paths: set[str] = set()
     for patch in series.patches:
         selection = select(patch, tree.identity, gpu_arch)
-        probes = [*patch.notes, *([selection.drop.proof] if selection.drop else [])]
+        probes = [selection.drop.proof] if selection.drop else []
         if selection.variant:
             probes += [patch.reason, patch.effect, *([patch.absorbed] if patch.absorbed else [])]
+            probes += patch.notes
             paths |= {symbol.path for symbol in contexts_of(selection.variant)}
         paths |= {path for probe in probes for path in probe.paths}
     return sorted(path for path in paths if tree.exists(path))
@@ -248,6 +249,11 @@ def _judge_drop(report: PatchReport, drop: Drop, tree: Tree) -> None:
 
 def _judge_edits(report: PatchReport, tree: Tree) -> None:
     state = overall(report.edits)
+    for said, edit in _offsets(report):
+        far = abs(edit.line - said)
+        report.add("info", "offset", f"{edit.label!r} fits {far} lines "
+                   f"{'below' if edit.line > said else 'above'} where the diff has it",
+                   file=edit.path, line=edit.line)  # fmt: skip
     for edit in report.edits:
         if edit.state not in (State.PENDING, State.APPLIED):
             file = edit.candidate.path if edit.candidate else edit.path
@@ -267,6 +273,18 @@ def _judge_edits(report: PatchReport, tree: Tree) -> None:
         there = ", ".join(repr(e.label) for e in report.edits if e.state is State.APPLIED)
         report.add("error", "partial", f"only a part is already in this tree: {there}",
                    fix="start from a pristine tree, or write a variant for this one")  # fmt: skip
+
+
+def _offsets(report: PatchReport) -> list[tuple[int, EditReport]]:
+    """Hunks that fit elsewhere than their diff says, each with the line that it says."""
+    said = {
+        edit.label: edit.line for one in [report.selection.variant] if one for edit in one.edits
+    }
+    return [
+        (said[edit.label], edit)
+        for edit in report.edits
+        if edit.state is State.PENDING and said.get(edit.label, 0) not in (0, edit.line)
+    ]
 
 
 def _judge_reason(report: PatchReport, tree: Tree) -> None:

@@ -32,6 +32,7 @@ class Edit:
         anchor: exact upstream text, with "\\n" line ends, in whole lines wherever possible.
         text: replaces the anchor, or is put right before or right after it.
         count: how often the anchor must match inside the scope.
+        line: where a unified diff says that the result begins, 0 for an edit that is none.
     """
 
     label: str
@@ -41,6 +42,7 @@ class Edit:
     scope: str = ""
     kind: EditKind = "replace"
     count: int = 1
+    line: int = 0
 
     @property
     def result(self) -> str:
@@ -57,12 +59,14 @@ class NewFile:
     """A file that the patch adds.
 
     Attributes:
-        source: path under `image/runtime/`.
+        source: path under `image/runtime/`; absolute for a fork.
         path: destination, relative to site-packages; must not exist upstream with other content.
+        replaces: SHA-256 of the upstream file whose place a fork takes; "" where there is none.
     """
 
     source: str
     path: str
+    replaces: str = ""
 
 
 @dataclass(frozen=True, order=True)

@@ -18,7 +18,9 @@ from types import ModuleType
 from typing import Any, get_args
 
 from imagebuild.errors import UsageError, raise_collected
+from imagebuild.patching import unified
 from imagebuild.patching.expect import Fix
+from imagebuild.patching.fork import load_fork
 from imagebuild.patching.manifest import FOLDER
 from imagebuild.patching.patch import Edit, EditKind, Patch, Status, Variant
 from imagebuild.patching.versions import VersionRange
@@ -26,6 +28,7 @@ from imagebuild.patching.versions import VersionRange
 DOC_LABELS = ("Symptom", "Cause", "Change", "Upstream", "Drop when", "Cost")
 _LABEL = re.compile(rf"^({'|'.join(DOC_LABELS)})[.:]\s+", re.MULTILINE)
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+){2,}")
+_DIFF_NAME = re.compile(r"[a-z][a-z0-9]*([-_.][a-z0-9]+)+")
 _KEYS = {"patches", "upstream_fixes"}
 
 
@@ -87,33 +90,33 @@ def load_series(series_file: Path, patches: Path, runtime: Path) -> Series:
     """Loads and validates a series.
 
     Args:
-        series_file: `series.toml` with the ordered names.
-        patches: folder with one module a patch.
+        series_file: `series.toml` with the ordered names: NAME of a module, NAME.patch of a unified
+            diff, NAME/ of a folder of forks.
+        patches: folder with all of them.
         runtime: folder that `Variant.files` name their sources in.
 
     Raises:
         UsageError: the file or a module is malformed; all problems at once.
     """
-    names, fixes_name = _read_order(series_file)
+    listed, fixes_name = _read_order(series_file)
     problems: list[str] = []
     loaded: list[Patch] = []
     docs: dict[str, str] = {}
-    for name in names:
-        if not _NAME.fullmatch(name):
-            problems.append(f"{name}: expected a name <project>_<area>_<effect>")
-            continue
+    diffs = _Diffs(patches, [name for name in listed if name.endswith(unified.SUFFIX)])
+    names = [name.removesuffix("/").removesuffix(unified.SUFFIX) for name in listed]
+    for name, entry in zip(names, listed, strict=True):
         try:
-            module = _load_module(patches / f"{name}.py")
+            if entry != name:
+                patch, doc = load_fork(patches / name) if entry[-1] == "/" else diffs.load(name)
+            else:
+                patch, doc = _from_module(patches, name)
         except UsageError as error:
             problems.append(str(error))
             continue
-        patch = getattr(module, "PATCH", None)
-        if not isinstance(patch, Patch):
-            problems.append(f"{name}: expected a constant PATCH of type Patch, found {patch!r}")
-            continue
         loaded.append(patch)
-        docs[name] = _docstring(patches / f"{name}.py")
-        problems += _faults(patch, name, docs[name], runtime)
+        docs[name] = doc
+        if not entry.endswith("/"):  # the record of a fork was checked
+            problems += _faults(patch, name, doc, runtime)
     problems += _order_faults(loaded, names)
     fixes: tuple[Fix, ...] = ()
     if fixes_name:
@@ -123,6 +126,51 @@ def load_series(series_file: Path, patches: Path, runtime: Path) -> Series:
             problems.append(str(error))
     raise_collected(UsageError, f"{series_file}: the series is malformed", problems)
     return Series(tuple(loaded), docs, fixes, runtime)
+
+
+def _from_module(patches: Path, name: str) -> tuple[Patch, str]:
+    """The patch of a module, and its docstring. Raises UsageError."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name}: expected a name <project>_<area>_<effect>")
+    patch = getattr(_load_module(patches / f"{name}.py"), "PATCH", None)
+    if not isinstance(patch, Patch):
+        raise UsageError(f"{name}: expected a constant PATCH of type Patch, found {patch!r}")
+    return patch, _docstring(patches / f"{name}.py")
+
+
+class _Diffs:
+    """The unified diffs of a series, which build on each other in its order."""
+
+    def __init__(self, folder: Path, entries: list[str]) -> None:
+        self.folder = folder
+        self.names = [entry.removesuffix(unified.SUFFIX) for entry in entries]
+
+    @functools.cached_property
+    def _read(self) -> dict[str, unified.Diff | UsageError]:
+        found: dict[str, unified.Diff | UsageError] = {}
+        for name in self.names:
+            try:
+                found[name] = unified.read_diff(self.folder / f"{name}{unified.SUFFIX}")
+            except UsageError as error:
+                found[name] = error
+        return found
+
+    def load(self, name: str) -> tuple[Patch, str]:
+        """The patch of one, with its documentation. Raises UsageError."""
+        if not _DIFF_NAME.fullmatch(name):
+            raise UsageError(f"{name}: expected a name <project>-<what>, in small letters")
+        diff = self._read[name]
+        if isinstance(diff, UsageError):
+            raise diff
+        at = self.names.index(name)
+        earlier, later = (
+            [one for other in part if isinstance(one := self._read[other], unified.Diff)]
+            for part in (self.names[:at], self.names[at + 1 :])
+        )
+        return unified.as_patch(diff, earlier, later, self._module)
+
+    def _module(self, name: str) -> ModuleType:
+        return _load_module(self.folder / f"{name}.py")
 
 
 def _load_fixes(path: Path) -> tuple[Fix, ...]:

@@ -7,6 +7,7 @@ where the nearest text is. It writes nothing and knows nothing of versions, lock
 from __future__ import annotations
 
 import enum
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -114,7 +115,11 @@ class Workspace:
         before = {edit.path: self._snapshot(edit.path) for edit in variant.edits}
         places = len(self._places)
         reports = [self._try(edit, patch) for edit in variant.edits]
-        reports += [self._try_file(path, data, patch) for path, data in new_files.items()]
+        replaced = {file.path: file.replaces for file in variant.files}
+        reports += [
+            self._try_file(path, data, patch, replaced.get(path, ""))
+            for path, data in new_files.items()
+        ]
         if any(report.state is not State.PENDING for report in reports):
             for path, snapshot in before.items():
                 self._restore(path, snapshot)
@@ -142,20 +147,30 @@ class Workspace:
             self._files[path] = _File(text, text.text)
         return self._files[path]
 
-    def _try_file(self, path: str, data: bytes, patch: Patch) -> EditReport:
+    def _try_file(self, path: str, data: bytes, patch: Patch, replaces: str) -> EditReport:
         report = EditReport("new file", path, "", State.PENDING)
         if path in self._new_files:
             other = self._new_files[path][1]
             return _but(report, State.COLLISION, f"{path} is also added by {other}")
         if self.tree.exists(path):
-            if self.tree.read(path) == data:
+            known = self.tree.read(path)
+            if known == data:
                 return _but(report, State.APPLIED, f"{path} is there with the same content")
-            return _but(report, State.DRIFTED, f"{path} exists upstream with other content")
+            what = f"{path} exists upstream with other content"
+            if hashlib.sha256(known).hexdigest() != replaces:
+                more = " than what was forked" if replaces else ""
+                return _but(report, State.DRIFTED, what + more)
+            file = self._files.get(path)
+            if file and file.outputs:
+                return _but(report, State.COLLISION, f"{path} is edited by {file.outputs[0].patch}")
         self._new_files[path] = (data, patch.name)
         return report
 
     def _try(self, edit: Edit, patch: Patch) -> EditReport:
         report = EditReport(edit.label, edit.path, edit.scope, State.PENDING)
+        if edit.path in self._new_files:
+            other = self._new_files[edit.path][1]
+            return _but(report, State.COLLISION, f"{edit.path} is a whole file of {other}")
         file = self._load(edit.path)
         if file is None:
             return self._unreadable(edit, report)

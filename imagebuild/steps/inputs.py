@@ -65,9 +65,15 @@ def series_files(recipe: Recipe) -> Iterator[Path]:
     for path in recipe.folder.iterdir():
         if path.is_file():
             yield path.relative_to(root)
+    # Diffs, forks and their records.
+    for path in recipe.patches_dir.rglob("*"):
+        is_module = path.parent == recipe.patches_dir and path.suffix == ".py"
+        if path.is_file() and not is_module and "__pycache__" not in path.parts:
+            yield path.relative_to(root)
     for patch in recipe.series().patches:
         for variant in patch.variants:
-            yield from (Path("image/runtime") / file.source for file in variant.files)
+            sources = [Path(file.source) for file in variant.files]
+            yield from (Path("image/runtime") / one for one in sources if not one.is_absolute())
 
 
 def flashkda_files(root: Path) -> Iterator[Path]:
