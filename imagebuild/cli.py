@@ -403,8 +403,8 @@ def _kernel(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
 
 
 def _render(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
-    render = _verb(verbs, "render", "commands.render:run",
-                   "write generated lines of the Dockerfile, or manifests for Kubernetes")  # fmt: skip
+    text = "write generated lines of the Dockerfile, or manifests for Kubernetes"
+    render = _verb(verbs, "render", "commands.render:run", text)
     render.add_argument("what", nargs="?", choices=["dockerfile", "kubernetes"],
                         default="dockerfile", help="default: dockerfile")  # fmt: skip
     more = render.add_argument_group("with kubernetes")
@@ -413,6 +413,7 @@ def _render(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
     more.add_argument("--model-path", metavar="DIR", help="of the checkpoint on each node")
     more.add_argument("--cache-path", metavar="DIR", default="/var/cache/glm53",
                       help="on each node; default: /var/cache/glm53")  # fmt: skip
+    more.add_argument("--drafter-path", metavar="DIR", default="", help="with dflash2")
     more.add_argument("--name", metavar="NAME", default="glm53", help="default: glm53")
     more.add_argument("--namespace", metavar="NAME", default="default", help="default: default")
     more.add_argument("--replicas", metavar="N", type=_count, default=1,

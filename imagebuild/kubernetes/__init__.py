@@ -1,0 +1,1 @@
+"""Manifests for a cluster of machines, from the same profiles that compose starts."""
