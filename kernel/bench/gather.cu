@@ -24,71 +24,72 @@ __device__ __forceinline__ void mix(uint4& sum, uint4 value) {
 }
 
 // Every block takes an equal, contiguous share of all tiles, so that no wave is partly filled. Each
-// thread reads back only what it copied itself: no barrier. Eight lanes read 128 bytes of a row.
+// thread reads back only what it copied itself: no barrier. A warp reads 512 bytes of one row.
 template <int kRowBytes>
 __global__ void __launch_bounds__(kThreads) gather_only(
     const char* kv, int64_t row_stride, const int32_t* indices, int64_t index_stride, int tokens,
     int width, uint32_t* sums) {
-  constexpr int kGroups = kRowBytes / 128;            // warps side by side on one row
-  constexpr int kStep = kThreads / 32 / kGroups * 4;  // rows that all warps read at once
-  constexpr int kCopies = kTileRows / kStep;          // by a thread for one tile
+  constexpr int kGroups = kRowBytes / 512;         // warps side by side on one row
+  constexpr int kStep = kThreads / 32 / kGroups;   // rows that all warps read at once
+  constexpr int kCopies = kTileRows / kStep;       // by a thread for one tile
   constexpr int kStages = kSharedBytes / (kTileRows * kRowBytes);
   extern __shared__ __align__(128) uint4 ring[];
 
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int column = (warp % kGroups) * 8 + lane % 8;  // in pieces of 16 bytes
-  const int first_row = warp / kGroups * 4 + lane / 8;
+  const int warp = threadIdx.x / 32;
+  const int column = warp % kGroups * 32 + threadIdx.x % 32;  // in pieces of 16 bytes
+  const int first_row = warp / kGroups;
   const int tiles = (width + kTileRows - 1) / kTileRows;
   const int64_t total = static_cast<int64_t>(tokens) * tiles;
-  const int64_t begin = total * blockIdx.x / gridDim.x, end = total * (blockIdx.x + 1) / gridDim.x;
-  const auto base = static_cast<uint32_t>(__cvta_generic_to_shared(ring));
+  const int64_t begin = total * blockIdx.x / gridDim.x;
+  int left = static_cast<int>(total * (blockIdx.x + 1) / gridDim.x - begin);
+  const auto base = static_cast<uint32_t>(__cvta_generic_to_shared(ring)) + threadIdx.x * 16;
 
+  // Divisions are dear beside a tile; after these two, places are counted on.
+  int token = static_cast<int>(begin / tiles), tile = static_cast<int>(begin % tiles);
+  int ahead_left = left, ahead_tile = tile, ahead_stage = 0;
+  const int32_t* list = indices + token * index_stride;
   int32_t ahead[kCopies];
-  auto look = [&](int64_t tile) {  // indices of a tile, one tile before they are needed
-    const int64_t token = tile / tiles;
-    const int at = static_cast<int>(tile % tiles) * kTileRows + first_row;
+  auto look = [&] {  // indices of a tile, one tile before they are needed
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
-      const int key = at + i * kStep;
-      ahead[i] = tile < end && key < width ? indices[token * index_stride + key] : -1;
+      const int key = ahead_tile * kTileRows + first_row + i * kStep;
+      ahead[i] = ahead_left > 0 && key < width ? list[key] : -1;
+    }
+    --ahead_left;
+    if (++ahead_tile == tiles) {
+      ahead_tile = 0;
+      list += index_stride;
     }
   };
-  auto issue = [&](int64_t tile) {
-    const int stage = static_cast<int>((tile - begin) % kStages);
+  auto issue = [&] {
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       const int32_t row = ahead[i];
       const char* from = kv + (row < 0 ? 0 : row) * row_stride + column * 16;
-      copy16(base + ((stage * kCopies + i) * kThreads + threadIdx.x) * 16, from, row >= 0);
+      copy16(base + (ahead_stage * kCopies + i) * kThreads * 16, from, row >= 0);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
-    look(tile + 1);
+    ahead_stage = ahead_stage + 1 == kStages ? 0 : ahead_stage + 1;
+    look();
   };
 
-  look(begin);
-  for (int s = 0; s < kStages; ++s) issue(begin + s);
+  look();
+  for (int s = 0; s < kStages; ++s) issue();
   uint4 sum{};
-  for (int64_t tile = begin; tile < end; ++tile) {
+  for (int stage = 0; left > 0; stage = stage + 1 == kStages ? 0 : stage + 1) {
     asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 1) : "memory");
-    const int stage = static_cast<int>((tile - begin) % kStages);
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) mix(sum, ring[(stage * kCopies + i) * kThreads + threadIdx.x]);
-    issue(tile + kStages);
-    const bool is_last = tile + 1 == end || (tile + 1) % tiles == 0;
-    if (!is_last) continue;
-    for (int apart = 8; apart < 32; apart *= 2) {
-      uint4 other{__shfl_xor_sync(~0u, sum.x, apart), __shfl_xor_sync(~0u, sum.y, apart),
-                  __shfl_xor_sync(~0u, sum.z, apart), __shfl_xor_sync(~0u, sum.w, apart)};
-      mix(sum, other);
-    }
-    if (lane < 8) {
-      uint32_t* to = sums + tile / tiles * (kRowBytes / 4) + column * 4;
-      atomicXor(to, sum.x);
-      atomicXor(to + 1, sum.y);
-      atomicXor(to + 2, sum.z);
-      atomicXor(to + 3, sum.w);
-    }
+    issue();
+    if (--left > 0 && ++tile < tiles) continue;
+    uint32_t* to = sums + static_cast<int64_t>(token) * (kRowBytes / 4) + column * 4;
+    atomicXor(to, sum.x);
+    atomicXor(to + 1, sum.y);
+    atomicXor(to + 2, sum.z);
+    atomicXor(to + 3, sum.w);
     sum = uint4{};
+    tile = 0;
+    ++token;
   }
 }
 

@@ -90,7 +90,8 @@ def _unpack(upstream: Upstream, project: str, version: str, pin: WheelPin, into:
 
 def _gather(compiler: nvcc.Compiler, folder: Path) -> None:
     source = _HERE / "gather.cu"
+    targets = ("compute_90,code=sm_90", "compute_120,code=[sm_120,compute_120]")
     nvcc.echo_and_run([str(compiler.path), "-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC",
-                       "-ccbin", nvcc.host_compiler(PLATFORM), "-gencode=arch=compute_90,code=sm_90",
-                       "-gencode=arch=compute_120,code=[sm_120,compute_120]",
+                       "-ccbin", nvcc.host_compiler(PLATFORM),
+                       *(f"-gencode=arch={one}" for one in targets),
                        str(source), "-o", str(folder / "gather.so")], folder)  # fmt: skip

@@ -3,8 +3,7 @@
 One block a token and up to 64 heads; no split over keys, so small batches leave the card idle.
 """
 
-from __future__ import annotations
-
+# No postponed annotations: TileLang evaluates those of its programs where they stand.
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +37,7 @@ def _prepare(sets: Sequence[Set]) -> Call:
     kernel = compile_kernel(tokens, heads, len(sets[0].kv))
     out = torch.empty_like(sets[0].q)
 
-    def call(i: int) -> Tensor:
+    def call(i: int) -> "Tensor":
         kernel(sets[i].q, sets[i].kv, sets[i].indices, out)
         return out
 
@@ -54,12 +53,12 @@ def compile_kernel(tokens: int, heads: int, rows: int) -> Any:  # noqa: ANN401 -
     log2e = SM_SCALE * 1.4426950408889634
 
     @T.prim_func
-    def sparse_mla(
+    def sparse_mla(  # noqa: ANN202 - TileLang reads the source
         q: T.Tensor((tokens, heads, HEAD_DIM), "bfloat16"),
         kv: T.Tensor((rows, HEAD_DIM), "bfloat16"),
         indices: T.Tensor((tokens, TOPK), "int32"),
         out: T.Tensor((tokens, heads, HEAD_DIM), "bfloat16"),
-    ):  # noqa: ANN202 - TileLang reads the source; there is nothing to annotate
+    ):
         with T.Kernel(tokens, threads=_THREADS) as token:
             q_tile = T.alloc_shared((group, HEAD_DIM), "bfloat16")
             rows_tile = T.alloc_shared((_TILE, HEAD_DIM), "bfloat16")
