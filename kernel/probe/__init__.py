@@ -1,1 +1,1 @@
-"""Isolates the fault of NVFP4 experts whose activation scale was never set. Needs torch, no vLLM."""
+"""Isolates the fault of NVFP4 experts whose activation scale was never set. No vLLM is needed."""

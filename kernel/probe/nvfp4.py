@@ -51,7 +51,7 @@ def _round(x: Tensor) -> Tensor:
 
 
 def product(x: Tensor, x_scale: Tensor, w: Tensor, w_scale: Tensor) -> Tensor:
-    """`x @ w.T` with both in NVFP4: 4-bit products, block scales, and `x_scale * w_scale` at the end.
+    """`x @ w.T` with both in NVFP4: 4-bit products, block scales, at the end `x_scale * w_scale`.
 
     The factor at the end is what vLLM calls alpha: it is made from the same two scales once, when
     the weights are loaded.

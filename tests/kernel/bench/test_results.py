@@ -125,7 +125,9 @@ def made(times: dict[tuple[str, str], float], norm_rel: float = 1.9e-3) -> Resul
 
 class TestTargets:
     def test_speedup(self) -> None:
-        (target,) = [one for one in targets.targets() if one.what == "decode bs64 h16 bf16: over fa3"]
+        (target,) = [
+            one for one in targets.targets() if one.what == "decode bs64 h16 bf16: over fa3"
+        ]
         case = "decode bs64 h16 bf16"
         good, bad = made({(case, OWN): 10.0, (case, "fa3"): 9.5}), made(
             {(case, OWN): 10.0, (case, "fa3"): 9.4}

@@ -4,6 +4,8 @@ Run by a Python that has torch: `doubles.py FOLDER_OF_THE_PACKAGE`. Every wrong 
 that some real kernel had; the check must call each of them wrong and the right one right.
 """
 
+# ruff: noqa: T201 - a script, which answers on stdout
+
 from __future__ import annotations
 
 import json
@@ -14,7 +16,6 @@ from dataclasses import replace
 sys.path.insert(0, sys.argv[1])
 
 import torch
-
 from glm53_sparse_mla.check import attention, cases, flashkda, inputs, reference, report
 
 torch.set_num_threads(1)

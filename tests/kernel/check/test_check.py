@@ -38,9 +38,9 @@ FAULTS = {
 
 
 @pytest.fixture(scope="module")
-def found(torch_python: Path) -> dict[str, Any]:
+def found(python: Path) -> dict[str, Any]:
     script = Path(__file__).with_name("doubles.py")
-    done = subprocess.run([torch_python, script, PACKAGE], capture_output=True, text=True,
+    done = subprocess.run([python, script, PACKAGE], capture_output=True, text=True,
                           check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
@@ -129,7 +129,7 @@ class TestCommand:
         assert "torch: expected it" in done.stderr
 
     @pytest.mark.network
-    def test_no_gpu_is_a_sentence(self, torch_python: Path) -> None:
-        done = call("--quick", python=str(torch_python))
+    def test_no_gpu_is_a_sentence(self, python: Path) -> None:
+        done = call("--quick", python=str(python))
         assert done.returncode == 5
         assert "GPU: expected one that torch" in done.stderr and "Traceback" not in done.stderr
