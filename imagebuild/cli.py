@@ -9,8 +9,9 @@ import io
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 from imagebuild.config import CLUSTERS, FLASHKDA
@@ -22,6 +23,9 @@ AUDIT_FORMATS = ("text", "json", "markdown", "html", "sarif", "junit", "github")
 _EPILOG = """\
 exit codes: 0 all well; 1 a person must look; 2 usage or a malformed file; 3 broken; 4 lock or
 integrity; 5 engine, network or tool; 130 interrupted"""
+
+
+_Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 
 
 class _Parser(argparse.ArgumentParser):
@@ -75,7 +79,7 @@ def _ended_as_by_ctrl_c() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may have handlers
         return
-    defaults = {
+    defaults: dict[signal.Signals, _Handler] = {
         signal.SIGTERM: signal.SIG_DFL,
         signal.SIGHUP: signal.SIG_DFL,
         signal.SIGINT: signal.default_int_handler,
@@ -197,6 +201,12 @@ def _parser() -> argparse.ArgumentParser:
     ship.add_argument("--compress", action="store_true", help="send zstd; pays on slow links")
     ship.add_argument("--jobs", metavar="N", type=_count, default=2,
                       help="hosts at a time; default: 2")  # fmt: skip
+
+    init = _verb(verbs, "init-recipe", "commands.recipe:run",
+                 "make a recipe for patches on any project of the package index")  # fmt: skip
+    init.add_argument("spec", metavar="PROJECT==VERSION")
+    init.add_argument("--name", metavar="NAME", help="of the recipe; default: the project's")
+    init.add_argument("--package", metavar="NAME", help="what the wheel installs; default: it says")
 
     verify = _verb(verbs, "verify", "commands.verify:run", "check a patched tree")
     _arch(verify, "what it must be built for; default: what its manifest says, or this machine's")
