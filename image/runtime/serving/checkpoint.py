@@ -113,6 +113,9 @@ def _header(path: Path, problems: list[str]) -> Mapping[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         problems.append(f"{path}: the header cannot be read: {error}")
         return {}
+    if not isinstance(header, dict):
+        problems.append(f"{path}: the header is no JSON object")
+        return {}
     tensors = {key: value for key, value in header.items() if key != "__metadata__"}
     ends = [_end(value) for value in tensors.values()]
     expected = 8 + length + max(ends, default=0)

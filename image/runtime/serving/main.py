@@ -13,9 +13,9 @@ from pathlib import Path
 
 from serving import caches, cluster, command, fingerprint, network, numeric, places, preflight
 from serving.cluster import Cluster, Membership, Place
-from serving.errors import EnvironmentFault, ServingError
+from serving.errors import CheckError, EnvironmentFault, ServingError
 from serving.machine import Machine
-from serving.process import Child, Signals, Stopped, adopt_orphans, end_strays
+from serving.process import Child, Signals, Stopped, adopt_orphans, end_orphans
 from serving.resolve import Plan, resolve
 from serving.state import DEFAULT_DIR, StateFile, replace_file
 from serving.status import Options, StatusServer, read_token
@@ -185,7 +185,8 @@ class Start:
         finally:
             child.stop(0)
         if code:
-            raise EnvironmentFault(
+            kind = CheckError if code == CheckError.exit_code else EnvironmentFault
+            raise kind(
                 f"the fabric check ended with {code}: {said[-1] if said else 'without a word'}; "
                 "GLM_FABRIC_CHECK=0 starts without it"
             )
@@ -252,7 +253,7 @@ class Start:
             self._cluster.leave(self._reason)
         if self._status is not None:
             self._status.stop()
-        end_strays()
+        end_orphans()
         if self._state is not None and self._state.stage != "failed":
             with contextlib.suppress(OSError):
                 self._state.stop()

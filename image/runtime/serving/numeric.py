@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from serving.errors import CheckError, EnvironmentFault
+from serving.process import kill_group
 from serving.resolve import Plan
 
 _COMMAND = (sys.executable, "-m", "glm53_sparse_mla.check", "--quick", "--format", "json")
@@ -40,14 +41,9 @@ def check(
         log("numeric check: nothing of ours runs on this route, and FlashKDA is off")
         return
     limit = plan.settings.number("NUMERIC_CHECK_TIMEOUT_S")
-    try:
-        done = subprocess.run(
-            [*command, *only], env=dict(environ), capture_output=True, timeout=limit, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise CheckError(f"the numeric check did not end in {limit} s: {_advice(plan)}") from None
-    except OSError as error:
-        raise EnvironmentFault(f"{command[0]} cannot be run: {error.strerror}") from error
+    done = _run([*command, *only], environ, limit)
+    if done is None:
+        raise CheckError(f"the numeric check did not end in {limit} s: {_advice(plan)}")
     said = done.stderr.decode(errors="replace").strip().splitlines()
     if done.returncode < 0:
         raise CheckError(
@@ -65,6 +61,27 @@ def check(
         f"the numeric check could not be run (exit {done.returncode})"
         f"{': ' + why if why else _last(said)}; GLM_NUMERIC_CHECK=0 starts without it"
     )
+
+
+def _run(
+    command: Sequence[str], environ: Mapping[str, str], limit: float
+) -> subprocess.CompletedProcess[bytes] | None:
+    """Runs a command to its end; None when the time is up. Nothing of it is left."""
+    try:
+        process = subprocess.Popen(
+            command, env=dict(environ), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise EnvironmentFault(f"{command[0]} cannot be run: {error.strerror}") from error
+    with process:
+        try:
+            out, err = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            kill_group(process.pid)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def _misses(plan: Plan, document: Mapping[str, Any]) -> Iterator[str]:

@@ -21,6 +21,9 @@ from serving.errors import EnvironmentFault
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _LONGEST_LINE = 64 << 10
+# Children that a `Child` waits for, and whether all others are orphans that we have adopted.
+_WAITED: set[int] = set()
+_ADOPTS = threading.Event()
 
 
 class Stopped(BaseException):
@@ -61,6 +64,7 @@ def adopt_orphans() -> None:
     """Makes this process the parent of what its children leave behind, as PID 1 is anyway."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _ADOPTS.set()
 
 
 class Child:
@@ -105,6 +109,7 @@ class Child:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise EnvironmentFault(f"{command[0]} cannot be started: {reason}") from error
+        _WAITED.add(self.pid)
         self._reader = threading.Thread(target=self._copy, name=f"log of {name}", daemon=True)
         self._reader.start()
 
@@ -118,10 +123,13 @@ class Child:
         return self._process.poll()
 
     def finish(self) -> None:
-        """After it ended: waits for its last lines, and ends what it left in its group."""
+        """Ends it and all that it left, in its group or orphaned, and takes its last lines."""
         if not self._is_finished:
             self._is_finished = True
             kill_group(self.pid)
+            self._process.wait()
+            _WAITED.discard(self.pid)
+            end_orphans()
             self._reader.join(5)
 
     def stop(self, seconds: float, hurry: Callable[[], bool] = lambda: False) -> None:
@@ -141,20 +149,20 @@ class Child:
         while self.poll() is None and time.monotonic() < end and not hurry():
             time.sleep(0.05)
         self.finish()
-        self._process.wait()
 
     def _copy(self) -> None:
         pipe = self._process.stdout
         if pipe is None:
             return
-        while line := pipe.readline(_LONGEST_LINE):
-            for place in (self._out, self._log):
-                if place is not None:
-                    # A full disk or a closed terminal must not stop the server.
-                    with contextlib.suppress(OSError, ValueError):
-                        place.write(line)
-                        place.flush()
-            self._on_line(line.decode(errors="replace").rstrip())
+        with pipe:
+            while line := pipe.readline(_LONGEST_LINE):
+                for place in (self._out, self._log):
+                    if place is not None:
+                        # A full disk or a closed terminal must not stop the server.
+                        with contextlib.suppress(OSError, ValueError):
+                            place.write(line)
+                            place.flush()
+                self._on_line(line.decode(errors="replace").rstrip())
         if self._log is not None:
             self._log.close()
 
@@ -175,19 +183,18 @@ def kill_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
-def end_strays(keep: Sequence[int] = (), seconds: float = 5.0) -> None:
-    """Ends children of this process that nobody waits for, such as workers that were orphaned.
+def end_orphans(seconds: float = 5.0) -> None:
+    """Ends children of this process that no `Child` waits for: workers whose parent has gone.
 
     Args:
-        keep: children that somebody waits for.
         seconds: how long to look for further ones.
     """
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        strays = [pid for pid in _children() if pid not in keep]
-        if not strays:
+    while _ADOPTS.is_set() and time.monotonic() < end:
+        orphans = [pid for pid in _children() if pid not in _WAITED]
+        if not orphans:
             return
-        for pid in strays:
+        for pid in orphans:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
@@ -195,10 +202,10 @@ def end_strays(keep: Sequence[int] = (), seconds: float = 5.0) -> None:
         time.sleep(0.02)
 
 
-def reap(keep: Sequence[int]) -> None:
-    """Collects ended orphans, as PID 1 must; `keep` are those that somebody waits for."""
+def reap() -> None:
+    """Collects orphans that have ended, as PID 1 must."""
     for pid in _children("Z"):
-        if pid not in keep:
+        if pid not in _WAITED:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
 

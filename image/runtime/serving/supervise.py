@@ -114,11 +114,8 @@ class Run:
         lost = self.cluster.lost()
         if lost:
             raise EnvironmentFault(lost)
-        reap([child.pid for child in self._all()])
+        reap()
         return bool(self.signals.asked)
-
-    def _all(self) -> list[Child]:
-        return [*self.children, *([self._tester] if self._tester else [])]
 
     def _tested(self) -> bool:
         """Runs the self-test on the head; False when a signal came."""

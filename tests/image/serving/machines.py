@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from imagebuild.deep.glm_stand_in import template
 from serving.machine import Gpu, Machine, MachineError
 from serving.profiles import GIB, PROFILES
+
+from imagebuild.deep.glm_stand_in import template
 
 RTX = PROFILES["rtx6000-4x"]
 CONFIG = {
@@ -126,8 +127,8 @@ def checkpoint(
     two = {f"{name}.input_scale": 4 for name in scales} | {"lm_head.weight": size}
     for number, tensors in enumerate((one, two), 1):
         safetensors(folder / f"model-{number:05}-of-00002.safetensors", tensors)
-    names = {name: "model-00001-of-00002.safetensors" for name in one}
-    names |= {name: "model-00002-of-00002.safetensors" for name in two}
+    names = dict.fromkeys(one, "model-00001-of-00002.safetensors")
+    names |= dict.fromkeys(two, "model-00002-of-00002.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
     (folder / "chat_template.jinja").write_text(template(opening))
     return folder

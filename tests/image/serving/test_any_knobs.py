@@ -10,13 +10,13 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
 from serving import cli, command
 from serving.cluster import Membership
 from serving.errors import KnobError
 from serving.knobs import DEPLOYMENTS
 from serving.resolve import IMAGE_CLUSTER, resolve
 from serving.table import KNOBS
+
 from tests.image.serving.test_rules import CASES
 
 FOUND = command.Found("flashinfer_cutlass", Path("/run/glm53/chat_template.jinja"))
@@ -26,9 +26,9 @@ KV = {
 }
 # What people and shells make of values.
 ODD = st.sampled_from(
-    ["0", "1", "2", "4", "7", "256", "2304", "auto", "none", "RING4", "-1", "1e9", "٣", "a b", "$(id)",
-     "/d", "{}", '{"method":"mtp"}', "{method:mtp}", "[]", '["--port","1"]', "'\"", "\x00", "true",
-     "10.0.0.1", "10.0.0.1,10.0.0.2", "eth1", "0.88", "0.95", "head", "worker", "mtp", "dflash2",
+    ["0", "1", "2", "4", "7", "256", "2304", "auto", "none", "RING4", "-1", "1e9", "٣", "a b",
+     "$(id)", "/d", "{}", '{"method":"mtp"}', "{method:mtp}", "[]", '["--port","1"]', "'\"",
+     "\x00", "true", "10.0.0.1", "10.0.0.1,10.0.0.2", "eth1", "0.88", "0.95", "head", "worker", "mtp", "dflash2",
      "stock", "cuda", "bfloat16"]
 ) | st.text(max_size=12)  # fmt: skip
 ROUTES = st.sampled_from(["stock", "sm90", "cuda", "triton"])
@@ -59,15 +59,15 @@ VALID = {
     "VLLM_GLM53_CUDA_SPARSE_MLA": st.sampled_from(["0", "1"]),
     "VLLM_GLM53_NOPE_PE_PAD": st.sampled_from(["", "1"]),
 }
-NAMES = [*KNOBS, IMAGE_CLUSTER, "VLLM_GLM53_CUDA_SPARSE_MLA", "VLLM_PLUGINS", "VLLM_API_KEY", "GLM_X",
-         "NCCL_DEBUG", "TP", "GLOO_SOCKET_IFNAME"]  # fmt: skip
+NAMES = [*KNOBS, IMAGE_CLUSTER, "VLLM_GLM53_CUDA_SPARSE_MLA", "VLLM_PLUGINS", "VLLM_API_KEY",
+         "GLM_X", "NCCL_DEBUG", "TP", "GLOO_SOCKET_IFNAME"]  # fmt: skip
 DEPLOYMENT = st.fixed_dictionaries({"GLM_DEPLOYMENT": st.sampled_from(DEPLOYMENTS)})
 PLAUSIBLE = st.lists(st.sampled_from(sorted(VALID)), max_size=6, unique=True).flatmap(
     lambda names: st.fixed_dictionaries({name: VALID[name] for name in names})
 )
 HOSTILE = st.dictionaries(st.sampled_from(NAMES), ODD, max_size=6)
 ARGUMENTS = st.lists(ODD | st.sampled_from(["--max-logprobs", "--tool_call-parser=x"]), max_size=3)
-QUIET = settings(max_examples=400, deadline=None, derandomize=True,
+QUIET = settings(max_examples=250, deadline=None, derandomize=True,
                  suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
 
 

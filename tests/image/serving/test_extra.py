@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from serving.errors import KnobError
 from serving.resolve import resolve
 
@@ -62,7 +61,8 @@ def test_twice_the_same_and_a_stray_word():
 
 
 def test_the_rest_goes_through_as_it_is():
-    words = ("--max-logprobs", "-1", "--hf-overrides", '{"a b": "$(id)"}', "--seed=5",
-             "--compilation-config.level", "3", "--compilation-config.use_inductor", "0")  # fmt: skip
+    words = ("--max-logprobs", "-1", "--hf-overrides", '{"a b": "$(id)"}',
+             "--seed=5", "--compilation-config.level", "3",
+             "--compilation-config.use_inductor", "0")  # fmt: skip
     environ = RTX | {"GLM_EXTRA_ARGS": '["--enable-log-requests"]'}
     assert resolve(environ, words).extra == ("--enable-log-requests", *words)

@@ -9,14 +9,14 @@ import ast
 from collections.abc import Callable, Iterator
 
 import pytest
-
-from imagebuild.deep.serving_flags import command_lines
-from imagebuild.patching.tree import Tree
 from serving import command
 from serving.extra import RESERVED
 from serving.knobs import DEPLOYMENTS
 from serving.resolve import resolve
 from serving.table import KNOBS
+
+from imagebuild.deep.serving_flags import command_lines
+from imagebuild.patching.tree import Tree
 
 VERSIONS = ("0.31.0", "0.32.0", "0.33.0")
 # Where the frontend's flags are; the second is 0.33's.

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-
 from serving import document, knobs, rules
 from serving.errors import KnobError
 from serving.knobs import DEPLOYMENTS
@@ -99,7 +98,7 @@ def test_empty_is_unset_everywhere():
     [
         ("MAX_NUM_SEQS", "0", "a whole number from 1 to 1024"),
         ("MAX_NUM_SEQS", "1_0", "a whole number"),
-        ("MAX_NUM_SEQS", "１２", "a whole number"),
+        ("MAX_NUM_SEQS", "\uff11\uff12", "a whole number"),
         ("MAX_NUM_SEQS", "9" * 6000, "a whole number"),
         ("GPU_MEMORY_UTILIZATION", "nan", "a number from"),
         ("GPU_MEMORY_UTILIZATION", "0.9 ", "a number from"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from serving.errors import KnobError
 from serving.resolve import IMAGE_CLUSTER, resolve
 

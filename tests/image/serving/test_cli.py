@@ -1,0 +1,81 @@
+"""What the container's arguments mean, through the entry point itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.image.serving.standins import program
+
+ENTRYPOINT = Path(__file__).resolve().parents[3] / "image" / "runtime" / "entrypoint.py"
+
+
+@pytest.fixture
+def run(tmp_path):
+    program(
+        tmp_path / "vllm", "import json, os, sys\nprint(json.dumps([os.getpid(), sys.argv[1:]]))"
+    )
+
+    def call(*arguments, **environ):
+        env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **environ}
+        command = [sys.executable, "-B", str(ENTRYPOINT), *arguments]
+        started = subprocess.Popen(
+            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        out, err = started.communicate(timeout=60)
+        assert "Traceback" not in err
+        return started, out, err
+
+    return call
+
+
+@pytest.mark.parametrize("words", [("vllm", "serve"), ()])
+def test_plain_takes_the_place_of_the_process(run, words):
+    started, out, _err = run(*words, "a b", "--port=1", GLM_MLA_ROUTE="cuda")
+    assert json.loads(out) == [started.pid, ["serve", "a b", "--port=1"]]
+
+
+def test_knobs_without_a_deployment(run):
+    started, out, err = run("model", GLM_TP="2", GLM_STATE_DIR="")
+    assert (started.returncode, out) == (2, "")
+    assert err.startswith("glm53: error: GLM_TP: set, but GLM_DEPLOYMENT is not")
+
+
+def test_nothing_at_all(run):
+    started, _out, err = run()
+    assert started.returncode == 2
+    assert "gb10-2x, gb10-4x, rtx6000-4x" in err
+
+
+def test_no_vllm(run, tmp_path):
+    (tmp_path / "vllm").unlink()
+    started, _out, err = run("model", PATH=str(tmp_path))
+    assert started.returncode == 5
+    assert "vllm cannot be started" in err
+
+
+def test_plan_shows_each_rank_and_starts_nothing(run):
+    started, out, _err = run("plan", "--seed=1", GLM_DEPLOYMENT="gb10-2x")
+    assert started.returncode == 0
+    assert out.count("\nvllm serve ") == 2
+    assert out.count("--headless") == 1
+    assert "GLM_MLA_ROUTE=cuda" in out
+    assert out.rstrip().endswith("--seed=1")
+
+
+def test_knobs_show_their_values(run):
+    _started, out, err = run("knobs", GLM_DEPLOYMENT="gb10-2x", GLM_MAX_NUM_SEQS="4", TP="2")
+    assert "GLM_MAX_NUM_SEQS=4  (set)" in out
+    assert "GLM_TP=2  (default)" in out
+    assert "TP='2' is not read here; the knob is GLM_TP" in err
+
+
+def test_contradiction_is_told_by_plan_too(run):
+    started, out, err = run("plan", GLM_DEPLOYMENT="gb10-2x", GLM_TP="4")
+    assert (started.returncode, out) == (2, "")
+    assert "expected 2" in err
