@@ -3,7 +3,8 @@
 Nothing of the system is installed or changed here: `.ci/engine` does that on a CI machine. Without
 an engine these tests are reported as not run; with REQUIRE_ENGINE=1 they fail instead.
 
-IMAGEBUILD_TEST_STANDIN=TAG takes a stand-in that is loaded already, which saves a minute.
+IMAGEBUILD_TEST_STANDIN=TAG takes a stand-in that is loaded already, which saves a minute, and
+IMAGEBUILD_TEST_STANDIN_ARM64=TAG the one of the other side, which saves two more.
 
 The arm64 side needs an engine that runs linux/arm64 by emulation: ENGINE_ARM64=1 .ci/engine. Its
 stand-in is made while the tests of the other side run.
@@ -114,6 +115,10 @@ def arm64(
     emulation: None, beside: Submit, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Future[str]]:
     """The tag of a loaded stand-in base for linux/arm64, once it is made."""
+    ready = os.environ.get("IMAGEBUILD_TEST_STANDIN_ARM64")
+    if ready:
+        yield beside(str, ready)
+        return
     tag = "imagebuild-test/standin:arm64"
     folder = tmp_path_factory.mktemp("arm64")
     yield beside(standin.make, folder, tag, "linux/arm64", load_recipe(RECIPE))

@@ -105,7 +105,26 @@ def test_kernel_runs_on_both_cards(first: First, tmp_path: Path) -> None:
     assert fatbin.machine(data) == "x86_64"
     assert fatbin.runs_on(codes, "sm_120")
     assert fatbin.runs_on(codes, "sm_121")
-    assert b"glm53_gather_rows" in data
+    assert b"stand_in_scale" in data
+    assert b"torch" not in data
+
+
+def test_our_own_kernel_compiles_in_its_stage(first: First, tmp_path: Path) -> None:
+    """The other tests have a small one in its place."""
+    made = Repository(tmp_path / "clone", first.repository.base, first.repository.cuda,
+                      has_kernel=True)  # fmt: skip
+    out = tmp_path / "out"
+    built = docker("build", "--quiet", "--target", "kernel-only", "--build-arg",
+                   f"BASE={made.base}", "--build-context", f"cuda={made.cuda}",
+                   "--file", "-", "--output", f"type=local,dest={out}", str(made.folder),
+                   stdin=(made.folder / "Dockerfile").read_text()
+                   + "\nFROM scratch AS kernel-only\nCOPY --from=kernel /out/ /\n")  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    data = (out / LIBRARY.lstrip("/")).read_bytes()
+    codes = fatbin.device_code(data)
+    assert fatbin.runs_on(codes, "sm_120")
+    assert fatbin.runs_on(codes, "sm_121")
+    assert b"stand_in_scale" not in data
     assert b"torch" not in data
 
 

@@ -77,10 +77,16 @@ def ray(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_ray_itself_starts_from_the_wheels_that_were_given(
     repository: Repository, ray: Path
 ) -> None:
+    before = inspect(repository.base)
+    assert before is not None
+    assert docker("image", "tag", repository.base, TAG).returncode == 0
     outcome = repository.build(TAG, "--cluster", "ray", "--build-context", f"ray={ray}")
     assert outcome.code == 0, outcome.err[-3000:]
-    image = inspect(TAG)
+    image, previous = inspect(TAG), inspect(f"{TAG}-previous")
     assert image is not None
+    # What had the name keeps one, and the record says which it was.
+    assert previous is not None
+    assert previous["Id"] == outcome.document["previous"] == before["Id"]
     assert image["Config"]["Labels"]["imagebuild.cluster"] == "ray"
     code = ("import ray; ray.init(num_cpus=1, include_dashboard=False); "
             "print(ray.__version__, ray.get(ray.remote(lambda: 6 * 7).remote()))")  # fmt: skip

@@ -22,6 +22,15 @@ from pathlib import Path
 from imagebuild.cli import main
 sys.exit(main(sys.argv[2:], root=Path(sys.argv[1])))
 """
+# What the kernel stage compiles in most tests: one kernel behind a plain C function.
+_KERNEL = """\
+#include <cuda_runtime.h>
+__global__ void scale(float* x, float by) { x[blockIdx.x * blockDim.x + threadIdx.x] *= by; }
+extern "C" __attribute__((visibility("default"))) int stand_in_scale(float* x, float by, int n) {
+  scale<<<n, 128>>>(x, by);
+  return static_cast<int>(cudaGetLastError());
+}
+"""
 # Two clones of the same content are the same commit.
 _GIT = {
     "GIT_AUTHOR_NAME": "Test", "GIT_AUTHOR_EMAIL": "test@example.invalid",
@@ -31,9 +40,10 @@ _GIT = {
 }  # fmt: skip
 
 
-def docker(*arguments: str) -> subprocess.CompletedProcess[str]:
+def docker(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     """Asks the engine; the caller judges the exit code."""
-    return subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run(["docker", *arguments], input=stdin, capture_output=True, text=True,
+                          check=False)  # fmt: skip
 
 
 def inspect(reference: str) -> dict[str, Any] | None:
@@ -81,12 +91,22 @@ class First:
 
 @dataclass
 class Repository:
-    """A clone of `source` at `folder`. `tags` are those that a build may have made."""
+    """A clone of a repository.
+
+    Attributes:
+        folder: where it is.
+        base: what its builds start from.
+        cuda: a CUDA toolkit.
+        source: of what it is a clone.
+        has_kernel: with our own CUDA sources, which compile for a minute, not a small one.
+        tags: those that a build may have made.
+    """
 
     folder: Path
     base: str
     cuda: Path
     source: Path = ROOT
+    has_kernel: bool = False
     tags: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -98,6 +118,10 @@ class Repository:
                 shutil.copytree(source, self.folder / name, ignore=ignored)
             else:
                 shutil.copyfile(source, self.folder / name)
+        if not self.has_kernel:
+            shutil.rmtree(self.folder / "kernel" / "csrc")
+            (self.folder / "kernel" / "csrc").mkdir()
+            (self.folder / "kernel" / "csrc" / "small.cu").write_text(_KERNEL)
         self.git("init", "--quiet", "--initial-branch=main")
         self.commit()
 
