@@ -10,6 +10,7 @@ import datetime
 import re
 import uuid
 from collections.abc import Iterator
+from urllib.parse import unquote
 
 from cyclonedx.model import (
     AttachedText,
@@ -41,7 +42,8 @@ from imagebuild.patching.patch import Patch, Variant
 def sbom(made: Made) -> bytes:
     """The document, as CycloneDX 1.6 JSON with a final newline."""
     whole = _whole(made)
-    parts = [*_wheels(made), *_pins(made), *_base(made), *_sources(made), *_runtime(made)]
+    parts = [*_wheels(made), *_pins(made), *_base(made), *_sources(made), *_debs(made),
+             *_runtime(made)]  # fmt: skip
     bom = Bom(
         serial_number=uuid.uuid5(uuid.NAMESPACE_OID, f"{made.recipe.name} sha256:{made.digest}"),
         metadata=BomMetaData(
@@ -201,6 +203,23 @@ def _sources(made: Made) -> Iterator[Component]:
             else None,
             external_references=[ExternalReference(type=ExternalReferenceType.VCS, url=XsUri(url))],
         )
+
+
+def _debs(made: Made) -> Iterator[Component]:
+    """The packages of the lock; which distribution they are of is the base's to say."""
+    for pin in made.debs:
+        name, _, rest = unquote(pin.filename).removesuffix(".deb").partition("_")
+        version, _, arch = rest.rpartition("_")
+        yield Component(
+            name=name,
+            version=version,
+            type=ComponentType.LIBRARY,
+            bom_ref=f"deb:{pin.sha256}",
+            hashes=[_hash(pin.sha256)],
+            properties=[Property(name="imagebuild:architecture", value=arch)],
+            external_references=[ExternalReference(type=ExternalReferenceType.DISTRIBUTION,
+                                                   url=XsUri(pin.url))],
+        )  # fmt: skip
 
 
 def _runtime(made: Made) -> Iterator[Component]:

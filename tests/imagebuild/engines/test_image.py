@@ -167,6 +167,9 @@ def test_locked_packages_are_a_context_with_a_folder_for_each_platform(
     made = json.loads((asked.folder / "provenance.json").read_text())
     found = made["predicate"]["buildDefinition"]["resolvedDependencies"]
     assert {"name": AMD64.filename, "uri": AMD64.url, "digest": {"sha256": AMD64.sha256}} in found
+    parts = json.loads((asked.folder / "sbom.cdx.json").read_text())["components"]
+    mine = [one for one in parts if one["bom-ref"] == f"deb:{ARM64.sha256}"]
+    assert [(one["name"], one["version"]) for one in mine] == [("a", "1:2")]
     assert not list(tmp_path.glob("*.partial"))
 
 
