@@ -34,13 +34,15 @@ PROBE = Probe("it holds", lambda _tree: Answer(Outcome.HOLDS, "seen"))
 HOSTILE = (
     "<script>alert(1)</script> </details> <img src=x onerror=alert(2)> &lt; \x1b[31mred\x1b[0m "
     "`a``b``` | c [x](javascript:alert(3)) **b** @someone #12 org/repo#34 GH-5 100%0A a\u202eb "
-    "{{ 7*7 }} {% raw %} ::error::owned ]]> '\""
+    "{{ 7*7 }} {% raw %} ::error::owned, file=/etc/passwd ]]> '\""
 )
 # What stands at the start of a line, and a path that is no text.
 LINES = "first\n::add-mask::hidden\n::stop-commands::x\n```\n</pre></script>\r\n<b>last"
 PATH = os.fsdecode(b"vllm/caf\xe9 <i>&'\".py")
+# It ends in a removed line that looks like a head, and in one that is wider than any window.
 DIFF = (
-    "--- a\n+++ b\n@@ -1,3 +1,3 @@\n def f(self):\n-    return old\n+    return new\n \n--- removed"
+    "--- a\n+++ b\n@@ -1,3 +1,3 @@\n def f(self):\n-    return old\n+    return new\n \n"
+    "--- removed\n # " + "wide " * 80
 )
 
 

@@ -167,6 +167,7 @@ def test_keys_are_enough(browser: Browser, url: Url) -> None:
         press = page.keyboard.press
         press("/")
         assert focused(page) == "find"
+        assert page.get_by_role("searchbox", name="Find", exact=True).count() == 1
         page.keyboard.type("vllm_is/")
         assert page.locator("#find").input_value() == "vllm_is/"
         press("Escape")
@@ -181,6 +182,14 @@ def test_keys_are_enough(browser: Browser, url: Url) -> None:
         ):  # fmt: skip
             press(key)
             assert focused(page) == wanted, key
+        # Rows and cells that a filter hides are stepped over.
+        page.get_by_role("button", name="absorbed 1", exact=True).click()
+        page.get_by_role("button", name="drifted 1", exact=True).click()
+        page.locator("#c2-2").focus()
+        press("ArrowDown")
+        assert focused(page) == "c2-5"
+        page.get_by_role("button", name="Clear filters").click()
+        page.locator("#c2-2").focus()
         press("Enter")
         assert page.evaluate("document.activeElement.closest('.entry').id") == "e2-2"
         press("Escape")
