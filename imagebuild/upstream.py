@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -69,11 +69,13 @@ class Base:
         version: of the release.
         tree: the site's wheels side by side.
         pins: what its wheels require of the watched projects: an exact version, or a range.
+        others: the exact version of each other project that the tree is made of.
     """
 
     version: str
     tree: Tree
     pins: dict[str, str]
+    others: dict[str, str] = field(default_factory=dict)
 
 
 class Upstream:
@@ -95,7 +97,8 @@ class Upstream:
         self.lock = lock
         self.progress = progress
         self.offline = offline
-        self.notice = notice
+        self._notice = notice
+        self.notices = 0  # sentences said so far
         self.cache = Cache(offline=offline, notice=notice)
         self._wheels: dict[tuple[str, str, str, str], WheelTree | RemoteWheel] = {}
         # Releases are read side by side; a wheel that two of them need is opened once.
@@ -110,6 +113,11 @@ class Upstream:
     def index(self) -> PackageIndex:
         """The package indexes."""
         return PackageIndex(self.http.settings, self.http, self.cache)
+
+    def notice(self, text: str) -> None:
+        """Says what could not be had, where the work goes on without it."""
+        self.notices += 1
+        self._notice(text)
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -140,6 +148,24 @@ class Upstream:
         locked = pin is not None
         return self.index.wheel(project, version, platform, allow_yanked=locked,
                                 sha256=pin.sha256 if pin else None)  # fmt: skip
+
+    def sha256(self, project: str, version: str, platform: str, vllm: str) -> str | None:
+        """The hash of the wheel that `open` would read, as the index has it now; None: not known.
+
+        Args:
+            project: vllm, or one that it pins.
+            version: of the project.
+            platform: docker's word.
+            vllm: the release; its locked wheels are taken where it is locked.
+
+        Raises:
+            UsageError, ReviewError, IntegrityError, EngineError: as `PackageIndex.wheel`.
+        """
+        locked = self.lock.find(vllm)
+        pin = locked.wheel(project, platform) if locked else None
+        if pin is not None and self.offline:
+            return pin.sha256
+        return self.file(project, version, platform, pin).sha256
 
     def open(self, version: str, platform: str, *, by_lock: bool = True) -> Base:
         """Opens a release by ranges, or from the cache where its wheel is there whole.
@@ -195,7 +221,8 @@ class Upstream:
         others = list(self.recipe.site)[1:]
         trees: list[Tree] = [wheel]
         trees += [self._lazy(project, wheel, platform, locked) for project in others]
-        return Base(version, UnionTree(trees), self.pins(wheel, platform))
+        exact = {project: wheel.requirement(project) or "" for project in others}
+        return Base(version, UnionTree(trees), self.pins(wheel, platform), exact)
 
     def _wheel(self, project: str, version: str, platform: str, locked: BaseLock | None) -> Wheel:
         pin = locked.wheel(project, platform) if locked else None
@@ -304,9 +331,10 @@ class Upstream:
             hint = "build.py lock update debs, or give them: --build-context debs=DIR"
             raise IntegrityError(str(error), hint=hint) from error
         except EngineError as error:
-            hint = error.hint if self.http.offline else (
-                "an archive drops what is superseded: build.py lock update debs, or give the "
-                "packages: --build-context debs=DIR")  # fmt: skip
+            if self.http.offline:
+                raise
+            hint = ("an archive drops what is superseded: build.py lock update debs, or give the "
+                    "packages: --build-context debs=DIR")  # fmt: skip
             raise EngineError(str(error), hint=hint) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from imagebuild.audit.evidence import Collector, pin_changes
+from imagebuild.audit.memory import Judged, Memory
 from imagebuild.audit.ray_names import ray_findings
 from imagebuild.audit.results import Audit, Failure, Release
 from imagebuild.audit.targets import Asked, Target, of_version, targets_of
@@ -25,7 +27,7 @@ from imagebuild.patching.series import Series
 from imagebuild.patching.tree import OverlayTree, Tree
 from imagebuild.patching.versions import release
 from imagebuild.sources.http import account
-from imagebuild.upstream import Upstream
+from imagebuild.upstream import Base, Upstream
 
 # Releases that are read at a time: more would wait for one interpreter, and hold more in memory.
 WORKERS = 4
@@ -45,6 +47,11 @@ class Job:
     series: Series
     gpu_arch: GpuArch | None
     upstream: Upstream
+
+    @functools.cached_property
+    def memory(self) -> Memory:
+        """What earlier calls found."""
+        return Memory(self.upstream.cache, self.recipe, self.series, self.gpu_arch)
 
     @property
     def platform(self) -> str:
@@ -101,30 +108,18 @@ def audit_all(
 def audit_one(job: Job, target: Target) -> Release:
     """Audits one target. Raises BuildError: it cannot be read."""
     start = time.monotonic()
-    upstream = job.upstream
     with account() as used:
-        base = target.open(upstream, job.platform)
-        identity = job.lock.identify(base.tree.identity)
-        tree = OverlayTree(base.tree, {}, identity)
-        tree.prefetch(wanted_files(job.series, tree, job.gpu_arch))
-        with _JUDGING:
-            locked = job.lock.fingerprints_for(identity)
-            evaluation = evaluate(job.series, tree, job.gpu_arch, locked)
-            compare = Collector(tree, lambda report: _reference(job, report, tree), upstream.notice)
-            evidence = compare.collect(evaluation)
-            findings = ray_findings(job.recipe, tree)
-            structure.forget()
-            source.forget()
-    changed = _changed_pins(job, base.pins)
+        found = _recall(job, target) or _judge(job, target)
+    changed = _changed_pins(job, found.pins)
     return Release(
         name=target.name,
-        identity=identity,
-        pins=base.pins,
+        identity=found.identity,
+        pins=found.pins,
         changed_pins=changed,
-        evaluation=replace(evaluation, files={}),
+        evaluation=found.evaluation,
         diffs={
             patch: {scope.symbol: scope.unified for scope in one.scopes if scope.unified}
-            for patch, one in evidence.items()
+            for patch, one in found.evidence.items()
             if any(scope.unified for scope in one.scopes)
         },
         requests=used.requests,
@@ -132,9 +127,57 @@ def audit_one(job: Job, target: Target) -> Release:
         seconds=time.monotonic() - start,
         origin=target.origin,
         pin_changes=pin_changes(job.recipe, job.series, changed),
-        evidence=evidence,
-        findings=findings,
+        evidence=found.evidence,
+        findings=found.findings,
     )
+
+
+def _recall(job: Job, target: Target) -> Judged | None:
+    """What an earlier call found on the very wheels that the index has now."""
+    if target.origin != "index":
+        return None
+    upstream, platform = job.upstream, job.platform
+    sha256 = upstream.sha256(job.recipe.project, target.name, platform, target.name)
+    found = job.memory.recall(sha256) if sha256 else None
+    for project, (version, known) in found.others.items() if found else ():
+        if upstream.sha256(project, version, platform, target.name) != known:
+            return None
+    return found
+
+
+def _judge(job: Job, target: Target) -> Judged:
+    """Reads a target and judges it; keeps what it found where it can be told by hash."""
+    upstream, before = job.upstream, job.upstream.notices
+    base = target.open(upstream, job.platform)
+    identity = job.lock.identify(base.tree.identity)
+    tree = OverlayTree(base.tree, {}, identity)
+    tree.prefetch(wanted_files(job.series, tree, job.gpu_arch))
+    with _JUDGING:
+        locked = job.lock.fingerprints_for(identity)
+        evaluation = evaluate(job.series, tree, job.gpu_arch, locked)
+        compare = Collector(tree, lambda report: _reference(job, report, tree), upstream.notice)
+        evidence = compare.collect(evaluation)
+        findings = ray_findings(job.recipe, tree)
+        structure.forget()
+        source.forget()
+    judged = Judged(identity, base.pins, replace(evaluation, files={}), evidence, findings, {})
+    # What could not be had today may be there tomorrow.
+    if target.origin == "index" and upstream.notices == before:
+        _keep(job, target, base, judged)
+    return judged
+
+
+def _keep(job: Job, target: Target, base: Base, judged: Judged) -> None:
+    hashes = {
+        project: upstream_hash
+        for project, version in {job.recipe.project: target.name, **base.others}.items()
+        if version
+        and (upstream_hash := job.upstream.sha256(project, version, job.platform, target.name))
+    }
+    own = hashes.pop(job.recipe.project, None)
+    if own is not None and hashes.keys() == base.others.keys():
+        others = {project: (base.others[project], known) for project, known in hashes.items()}
+        job.memory.keep(own, replace(judged, others=others))
 
 
 def audit_version(job: Job, version: str) -> Release:

@@ -65,8 +65,9 @@ class TestRecordedIndex:
             settings = PipSettings(server.url, timeout=20, retries=0)
             with Http(settings) as http:
                 index = PackageIndex(settings, http, Cache(tmp_path / "cache"))
+                recipe = SimpleNamespace(project="vllm")
                 lock = SimpleNamespace(bases={}, find=lambda _version: None)
-                upstream = cast(Upstream, SimpleNamespace(index=index, lock=lock))
+                upstream = cast(Upstream, SimpleNamespace(index=index, lock=lock, recipe=recipe))
                 return [target.name for target in targets_of(Asked(**asked), upstream)]
 
     def test_latest_are_the_twelve_newest(self, tmp_path: Path) -> None:
