@@ -215,7 +215,8 @@ class Start:
         run.until_signal()
         state.begin("draining")
         log("draining: requests in flight end")
-        run.stop()
+        # The one that asked for it, and no more.
+        run.stop(signals=1)
 
     def _start_status(self, plan: Plan) -> None:
         s = plan.settings

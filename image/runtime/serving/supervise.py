@@ -89,16 +89,13 @@ class Run:
         while not self._step():
             pass
 
-    def stop(self) -> None:
-        """Ends all children; a further signal makes it quick."""
-        seen = self.signals.asked
+    def stop(self, signals: int = 0) -> None:
+        """Ends all children; more signals than `signals` make it quick."""
         seconds = self.plan.settings.number("DRAIN_TIMEOUT_S") + 10
-        for child in (self._tester, *reversed(self.children)):
-            if child is not None:
-                child.stop(
-                    0 if child is self._tester else seconds,
-                    lambda: self.signals.asked > max(seen, 1),
-                )
+        if self._tester is not None:
+            self._tester.stop(0)
+        for child in reversed(self.children):
+            child.stop(seconds, lambda: self.signals.asked > signals)
 
     def _step(self) -> bool:
         """Waits a moment and looks at everything; True when a signal came."""

@@ -28,8 +28,8 @@ KV = {
 ODD = st.sampled_from(
     ["0", "1", "2", "4", "7", "256", "2304", "auto", "none", "RING4", "-1", "1e9", "٣", "a b",
      "$(id)", "/d", "{}", '{"method":"mtp"}', "{method:mtp}", "[]", '["--port","1"]', "'\"",
-     "\x00", "true", "10.0.0.1", "10.0.0.1,10.0.0.2", "eth1", "0.88", "0.95", "head", "worker", "mtp", "dflash2",
-     "stock", "cuda", "bfloat16"]
+     "\x00", "true", "10.0.0.1", "10.0.0.1,10.0.0.2", "eth1", "0.88", "0.95", "head", "worker",
+     "mtp", "dflash2", "stock", "cuda", "bfloat16"]
 ) | st.text(max_size=12)  # fmt: skip
 ROUTES = st.sampled_from(["stock", "sm90", "cuda", "triton"])
 VALID = {
