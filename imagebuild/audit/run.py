@@ -54,6 +54,11 @@ class Job:
         return Memory(self.upstream.cache, self.recipe, self.series, self.gpu_arch)
 
     @property
+    def project(self) -> str:
+        """The project that is patched: the first of the site's."""
+        return next(iter(self.recipe.site))
+
+    @property
     def platform(self) -> str:
         """Whose wheel is read; patched files are the same on all of them, which the lock checks."""
         if self.gpu_arch:
@@ -137,7 +142,7 @@ def _recall(job: Job, target: Target) -> Judged | None:
     if target.origin != "index":
         return None
     upstream, platform = job.upstream, job.platform
-    sha256 = upstream.sha256(job.recipe.project, target.name, platform, target.name)
+    sha256 = upstream.sha256(job.project, target.name, platform, target.name)
     found = job.memory.recall(sha256) if sha256 else None
     for project, (version, known) in found.others.items() if found else ():
         if upstream.sha256(project, version, platform, target.name) != known:
@@ -170,11 +175,11 @@ def _judge(job: Job, target: Target) -> Judged:
 def _keep(job: Job, target: Target, base: Base, judged: Judged) -> None:
     hashes = {
         project: upstream_hash
-        for project, version in {job.recipe.project: target.name, **base.others}.items()
+        for project, version in {job.project: target.name, **base.others}.items()
         if version
         and (upstream_hash := job.upstream.sha256(project, version, job.platform, target.name))
     }
-    own = hashes.pop(job.recipe.project, None)
+    own = hashes.pop(job.project, None)
     if own is not None and hashes.keys() == base.others.keys():
         others = {project: (base.others[project], known) for project, known in hashes.items()}
         job.memory.keep(own, replace(judged, others=others))
