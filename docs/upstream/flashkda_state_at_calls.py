@@ -1,4 +1,4 @@
-"""Shows that FlashKDA's fp32 state is bf16 at the edges of a call: python3 THIS _flashkda_C.abi3.so.
+"""Shows that FlashKDA's fp32 state is bf16 at the edges of a call: python3 THIS LIBRARY.
 
 Needs a GPU and a torch that can load the library. Exits 1 where the state is narrowed.
 """
@@ -52,7 +52,7 @@ def share(torch, logit: float, size: int) -> float:  # noqa: ANN001 - the module
     return (float(state[0, 0, 0, 0]) - 0.5) / exact
 
 
-def call(torch, logit: float, state, size: int):  # noqa: ANN001, ANN202 - torch's tensors
+def call(torch, logit: float, state, size: int) -> object:  # noqa: ANN001 - torch's tensors
     """One prefill of `size` equal tokens with key e0, value 1, step sigmoid(logit) and no decay."""
     ops = torch.ops._flashkda_C
     ones = torch.ones(1, size, HEADS, DIM, device="cuda", dtype=torch.bfloat16)

@@ -47,7 +47,8 @@ def main() -> int:
     layer.w13_input_scale.data[:-1] = CALIBRATED  # what the checkpoint has: all but the last
     scales = layer.w13_input_scale.data
     unwritten = int((scales == GARBAGE).sum())
-    sys.stdout.write(f"w13_input_scale: {unwritten} of {scales.numel()} numbers were never written, "
+    total = scales.numel()
+    sys.stdout.write(f"w13_input_scale: {unwritten} of {total} numbers were never written, "
                      "and nothing was said\n")  # fmt: skip
     used = float(quant_utils.amax_for_moe_activation_quant(scales, False))
     sys.stdout.write("scale of every expert, by amax_for_moe_activation_quant: "

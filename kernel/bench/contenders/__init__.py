@@ -59,7 +59,7 @@ def load(parts: Path, library: Path | None) -> tuple[list[Contender], list[str]]
 
     found: list[Contender] = []
     missing: list[str] = []
-    for make in (
+    makers: tuple[Callable[[], Contender], ...] = (
         lambda: own.contender(library),
         lambda: triton.contender(parts),
         lambda: flashinfer.contender("fa2", parts),
@@ -69,7 +69,8 @@ def load(parts: Path, library: Path | None) -> tuple[list[Contender], list[str]]
         tilelang.contender,
         floor.torch_contender,
         lambda: floor.gather_contender(parts),
-    ):
+    )
+    for make in makers:
         try:
             found.append(make())
         except (ImportError, OSError, RuntimeError) as error:

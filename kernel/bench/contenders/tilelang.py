@@ -52,12 +52,12 @@ def compile_kernel(tokens: int, heads: int, rows: int) -> Any:  # noqa: ANN401 -
     group = max(16, heads)  # rows of the tensor cores' tiles
     log2e = SM_SCALE * 1.4426950408889634
 
-    @T.prim_func
-    def sparse_mla(  # noqa: ANN202 - TileLang reads the source
-        q: T.Tensor((tokens, heads, HEAD_DIM), "bfloat16"),
-        kv: T.Tensor((rows, HEAD_DIM), "bfloat16"),
-        indices: T.Tensor((tokens, TOPK), "int32"),
-        out: T.Tensor((tokens, heads, HEAD_DIM), "bfloat16"),
+    @T.prim_func  # type: ignore[untyped-decorator]
+    def sparse_mla(  # type: ignore[no-untyped-def]  # noqa: ANN202 - TileLang reads the source
+        q: T.Tensor((tokens, heads, HEAD_DIM), "bfloat16"),  # type: ignore[valid-type]
+        kv: T.Tensor((rows, HEAD_DIM), "bfloat16"),  # type: ignore[valid-type]
+        indices: T.Tensor((tokens, TOPK), "int32"),  # type: ignore[valid-type]
+        out: T.Tensor((tokens, heads, HEAD_DIM), "bfloat16"),  # type: ignore[valid-type]
     ):
         with T.Kernel(tokens, threads=_THREADS) as token:
             q_tile = T.alloc_shared((group, HEAD_DIM), "bfloat16")

@@ -168,7 +168,8 @@ def _repeats(one: _Run, splits: int | None, out: Tensor, lse: Tensor) -> list[st
         again, again_lse = _outputs(inputs, one.case)
         one.launch(inputs, again, again_lse, splits)
         bits = torch.equal(again.view(torch.int16), out[tokens].view(torch.int16))
-        return bits and torch.equal(again_lse.view(torch.int32), lse[tokens].view(torch.int32))
+        bits = bits and torch.equal(again_lse.view(torch.int32), lse[tokens].view(torch.int32))
+        return bool(bits)
 
     problems = [] if is_same(slice(None)) else ["a second launch wrote other bits"]
     middle = one.case.tokens // 2

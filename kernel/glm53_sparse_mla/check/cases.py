@@ -23,6 +23,7 @@ AMPLITUDES = (1.0, 2.0, 40.0)
 SPLITS = (None, 1, 2, 3, 8, 64)
 # One after the other over the tokens of a case.
 MASKS = ("none", "tail", "head", "holes", "tile", "last", "first", "all", "duplicates", "same")
+_UNUSUAL: tuple[How, ...] = ("graph", "stream")
 FP8_SCALE = 0.37  # any but 1
 HUGE_ROWS = (1 << 22) + 4096  # times 512 values is more than 2^31
 
@@ -99,7 +100,7 @@ def quick() -> Iterator[Case]:
     for heads, dtype in itertools.product((8, 16, 32, 64), DTYPES):
         case = _masked(f"masks h{heads} {dtype}", heads, dtype, columns=BUFFER)
         yield replace(case, expected_width=FILLED, splits=(None, 3))
-    for how in ("graph", "stream"):
+    for how in _UNUSUAL:
         yield Case(how, 16, "bf16", tokens=3, how=how)
 
 
@@ -147,7 +148,7 @@ def _layouts() -> Iterator[Case]:
 
 def _launches() -> Iterator[Case]:
     """What a server does: graphs, streams, prefill and decode in one launch."""
-    for dtype, how in itertools.product(DTYPES, ("graph", "stream")):
+    for dtype, how in itertools.product(DTYPES, _UNUSUAL):
         for heads, tokens in itertools.product((8, 16, 32, 64), (1, 64)):
             yield Case(f"{how} {dtype}", heads, dtype, tokens=tokens, how=how)
     for heads, dtype in itertools.product((8, 16, 32, 64), DTYPES):
