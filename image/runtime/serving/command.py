@@ -102,12 +102,15 @@ def as_json(value: Value) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def environment(plan: Plan, *parts: Mapping[str, str]) -> dict[str, str]:
+def environment(
+    plan: Plan, *parts: Mapping[str, str], member: Membership | None = None
+) -> dict[str, str]:
     """The variables that vLLM gets beside the container's own.
 
     Args:
         plan: the plan.
         parts: of the network and of the caches; a knob wins over them.
+        member: this rank, once it has joined.
     """
     s = plan.settings
     made: dict[str, str] = {}
@@ -124,6 +127,22 @@ def environment(plan: Plan, *parts: Mapping[str, str]) -> dict[str, str]:
         # On unified memory the weights are the machine's memory: Ray's monitor would kill a healthy
         # rank at 95 %, and its object store would take 30 % of what is left.
         made["RAY_memory_monitor_refresh_ms"] = "0"
+    if plan.cluster != "none" and member is not None:
+        made["RAY_ADDRESS"] = f"{member.head_address}:{s.number('RAY_PORT')}"
+    if plan.cluster == "mentat":
+        made |= _mentat(plan, is_head=member is not None and member.rank == 0)
+    return made
+
+
+def _mentat(plan: Plan, *, is_head: bool) -> dict[str, str]:
+    """What mentat's agent reads: its group, its layout, and what it tells others of this node."""
+    s = plan.settings
+    made = {"MENTAT_GROUP": s.text("GROUP"), "MENTAT_MCP_API": f"{s.text('STATUS_PORT')}/mcp"}
+    if plan.is_ring:
+        made["MENTAT_CLAIM_LAYOUT"] = "ring"
+    if is_head:
+        made["MENTAT_OPENAI_API"] = f"{s.text('API_PORT')}/v1"
+        made["MENTAT_MODEL_PROVIDER"] = "vllm"
     return made
 
 

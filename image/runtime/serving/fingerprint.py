@@ -120,6 +120,7 @@ def take(
         "base": str(manifest.get("base", {}).get("version", _UNKNOWN)),
         "series": str(manifest.get("series", _UNKNOWN)),
         "kernel": _file(kernel),
+        "kernel/package": _folder(site / "glm53_sparse_mla"),
         "template": hashlib.sha256(template).hexdigest(),
         "route": plan.route,
         "cluster": plan.cluster,

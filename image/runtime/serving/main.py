@@ -138,7 +138,8 @@ class Start:
         membership = self._cluster.join(plan, mine)
         state.update(rank=membership.rank, ranks=membership.ranks)
         log(f"rank {membership.rank} of {membership.ranks}, head {membership.head_address}")
-        made = command.environment(plan, net.variables, caches.prepare(plan, mine))
+        parts = (net.variables, caches.prepare(plan, mine))
+        made = command.environment(plan, *parts, member=membership)
         self._check_fabric(plan, membership, made)
         _begin(state, "numeric_check")
         if plan.settings.is_on("NUMERIC_CHECK"):

@@ -303,6 +303,45 @@ class TestTwoRanks:
         assert code == 5
         assert rank.state["error"] == "rank 1 is lost: it was killed"
 
+    def test_worker_serves_when_the_head_does(self, folder, two):
+        (folder / "worker").touch()
+        program(folder / "bin" / "selftest", "exit(3)\n")
+        rank = two(STANDIN_MODE="never")
+        rank.until("warmup")
+        record = json.loads((folder / "record").read_text())
+        assert "--headless" in record["argv"]
+        assert not rank.state["serving"]
+        head = program(folder / "head", VLLM)
+        env = os.environ | {"STANDIN_RECORD": str(folder / "record2")}
+        api = subprocess.Popen([head, "--port", str(rank.port)], env=env, stdout=subprocess.DEVNULL)
+        try:
+            rank.until("serving")
+        finally:
+            api.kill()
+            api.wait()
+            for pid in (folder / "record2.pids").read_text().split()[:2]:
+                os.kill(int(pid), signal.SIGKILL)
+        assert rank.state["rank"] == 1
+        assert rank.stages["self_test"] == "done"
+        rank.signal()
+        assert rank.ended()[0] == 0
+
+    @pytest.mark.parametrize("cluster", ["ray", "mentat"])
+    def test_agent_of_the_cluster_runs_beside_vllm(self, folder, two, cluster):
+        code = "import os, sys, time\nprint(sys.argv, flush=True)\ntime.sleep(600)\n"
+        program(folder / "bin" / "ray", code)
+        rank = two(IMAGEBUILD_CLUSTER=cluster)
+        rank.until("serving")
+        record = json.loads((folder / "record").read_text())
+        assert "--nnodes" not in record["argv"]
+        assert record["argv"][record["argv"].index("--distributed-executor-backend") + 1] == "ray"
+        assert record["env"]["RAY_ADDRESS"] == "127.0.0.1:6379"
+        assert ("MENTAT_OPENAI_API" in record["env"]) == (cluster == "mentat")
+        agent = (folder / "logs" / "ray.log").read_text()
+        assert "'start', '--block', '--head', '--port=6379'" in agent
+        rank.signal()
+        assert rank.ended()[0] == 0
+
     @pytest.mark.parametrize(("end", "code"), [(3, 3), (5, 5)])
     def test_fabric_check_that_fails(self, folder, two, end, code):
         program(folder / "bin" / "fabric", f"print('12 of 180 Gbit/s')\nexit({end})\n")
