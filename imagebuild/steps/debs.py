@@ -8,6 +8,7 @@ nothing.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import subprocess
 import sys
@@ -39,6 +40,8 @@ def main(arguments: Sequence[str]) -> int:
     sys.stdout.write(f"+ {' '.join(command)}\n")
     sys.stdout.flush()
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND": "noninteractive"}
+    if epoch := os.environ.get("SOURCE_DATE_EPOCH"):
+        environment["SOURCE_DATE_EPOCH"] = epoch  # the day in /etc/shadow, when a user is added
     done = subprocess.run(command, env=environment, check=False)
     if done.returncode:
         sys.stderr.write(f"debs: error: dpkg: expected exit code 0, found {done.returncode}\n"

@@ -79,15 +79,20 @@ def test_dpkg_that_fails_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "SHA256SUMS").write_text(package(tmp_path))
-    commands = []
+    commands, epochs = [], []
 
     class Done:
         returncode = 1
 
-    monkeypatch.setattr(
-        debs.subprocess, "run", lambda command, **_: commands.append(command) or Done
-    )
+    def run(command: list[str], *, env: dict[str, str], **_options: object) -> type[Done]:
+        commands.append(command)
+        epochs.append(env.get("SOURCE_DATE_EPOCH"))
+        return Done
+
+    monkeypatch.setattr(debs.subprocess, "run", run)
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1791186062")
     assert debs.main([str(tmp_path)]) == 5
+    assert epochs == ["1791186062"]  # a script of a package may write the day into a file
     assert commands == [["dpkg", "--install", "--force-unsafe-io", str(tmp_path / "a_1_all.deb")]]
     assert "depend" in capfd.readouterr().err
 
