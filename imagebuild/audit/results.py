@@ -320,6 +320,9 @@ class Audit:
     @property
     def conclusion(self) -> str:
         """The last line for people: no more than what was seen."""
+        if self.watch is not None and not (self.releases or self.failures):
+            known = "reported before" if self.watch.newer else "none newer than the lock"
+            return f"no release to report ({known}); {self.watch.sentence}"
         if self.exit_code:
             gravest = max((release.exit_code for release in self.releases), default=0)
             words = {0: "every patch fits", 1: "a person must look", 3: "broken"}
@@ -330,9 +333,6 @@ class Audit:
                 does = "does not hold" if self.watch.lock_code > 1 else "needs a look"
                 text += f"; the lock {does}"
             return text
-        if self.watch is not None and not self.releases:
-            known = "reported before" if self.watch.newer else "none newer than the lock"
-            return f"no release to report ({known}); {self.watch.sentence}"
         idle = [release for release in self.releases if release.is_for_nobody]
         tried = [release for release in self.releases if not release.is_for_nobody]
         if self.releases and not tried:

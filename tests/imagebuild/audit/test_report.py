@@ -257,4 +257,7 @@ def test_a_watch_says_what_the_lock_is(text: Text) -> None:
                             "  reported before: 0.34.0\n  x mentat: gone\n"
                             "  i image: as locked\n")  # fmt: skip
     assert audit(watch=watch).exit_code == 4
-    assert shown.endswith("every patch fits; the lock does not hold\n")
+    assert shown.endswith("no release to report (reported before); the lock: 1 broken\n")
+    assert audit(release(report(Verdict.OK)), watch=watch).conclusion == (
+        "every patch fits; the lock does not hold"
+    )
