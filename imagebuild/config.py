@@ -12,6 +12,7 @@ from typing import Any
 from imagebuild.errors import UsageError
 from imagebuild.patching.patch import GPU_ARCHES, GpuArch
 from imagebuild.patching.series import Series, load_series
+from imagebuild.patching.tree import VLLM, title
 
 ROOT = Path(__file__).resolve().parent.parent
 PLATFORMS = ("linux/amd64", "linux/arm64")
@@ -109,7 +110,7 @@ class Recipe:
         base_version: the vLLM release that a build uses by default.
         site_packages: folder of the packages inside the base image, without a leading slash.
         python: minor version of the base's interpreter, for wheel tags and markers.
-        site: the package of each project whose wheel is in the tree; the first is vLLM.
+        site: the package of each project whose wheel is in the tree; the first is patched.
         pins: projects whose exact versions are watched.
         image_pins: by base version, the versions that the image ships instead.
         platforms: docker's platform of each gpu_arch.
@@ -131,6 +132,16 @@ class Recipe:
     platforms: Mapping[GpuArch, str]
     image: ImageRecipe = field(default_factory=ImageRecipe)
     weights_hub: str = ""
+
+    @property
+    def project(self) -> str:
+        """The project that is patched, whose version names a base."""
+        return next(iter(self.site))
+
+    @property
+    def title(self) -> str:
+        """That project in messages."""
+        return title(self.project)
 
     @property
     def folder(self) -> Path:
@@ -182,8 +193,9 @@ def load_recipe(name: str, root: Path = ROOT) -> Recipe:
     if content["name"] != name:
         raise UsageError(f"{path}: expected name = {name!r}, found {content['name']!r}")
     site = reader.names("wheels", "site")
-    if next(iter(site), "") != "vllm":
-        raise UsageError(f"{path}: wheels.site: expected vllm first, found {list(site)!r}")
+    if not site or (VLLM in site and next(iter(site)) != VLLM):
+        first = f"{VLLM} first" if site else "the project that is patched"
+        raise UsageError(f"{path}: wheels.site: expected {first}, found {list(site)!r}")
     return Recipe(
         root=root,
         name=name,
@@ -225,11 +237,7 @@ class _Reader:
 
     def texts(self, table: str, key: str) -> tuple[str, ...]:
         value = self._value(self.content[table], key, f"{table}.{key}", list)
-        if (
-            not isinstance(value, list)
-            or not value
-            or not all(isinstance(item, str) for item in value)
-        ):
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise UsageError(f"{self.path}: {table}.{key}: expected names, found {value!r}")
         return tuple(value)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,7 @@ class Lock:
             return identity
         named = self.find(identity.version)
         version = named.version if named and named.version in known else known[0]
-        return Identity(version, identity.commit, identity.source)
+        return replace(identity, version=version)
 
     def nearest(self, identity: Identity, versions: str) -> str | None:
         """The locked base in a range that a tree is compared with.

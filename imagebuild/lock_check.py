@@ -84,7 +84,7 @@ def newer_releases(lock: Lock, upstream: Upstream) -> list[str]:
     from packaging.version import Version
 
     newest = max((Version(v) for v in lock.bases), default=Version("0"))
-    known = (Version(v) for v in upstream.index.versions("vllm"))
+    known = (Version(v) for v in upstream.index.versions(upstream.recipe.project))
     return [str(v) for v in known if v > newest and not v.is_prerelease]
 
 
@@ -111,7 +111,7 @@ def _wheels(base: BaseLock, upstream: Upstream) -> Iterator[Finding]:
         for pin in pins.values():
             yield from _file(project, pin, upstream)
     if base.sdist is not None:
-        yield from _file("vllm", base.sdist, upstream)
+        yield from _file(upstream.recipe.project, base.sdist, upstream)
 
 
 def _file(project: str, pin: WheelPin, upstream: Upstream) -> Iterator[Finding]:

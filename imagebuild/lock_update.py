@@ -71,12 +71,12 @@ def resolve(recipe: Recipe, lock: Lock, series: Series, version: str, upstream: 
     fresh = upstream.open(version, _platforms(recipe)[0], by_lock=False)
     wheels, files = _wheels(recipe, fresh.pins, version, upstream)
     recorded = _same_files(series, files, upstream)
-    version = next(iter(files["vllm"].values())).version  # 0.32 and 0.32.0 are one base
+    version = next(iter(files[recipe.project].values())).version  # 0.32 and 0.32.0 are one base
     known = lock.bases.get(version)
     base = BaseLock(
         version=version,
         commit=fresh.tree.identity.commit,
-        epoch=_epoch(files["vllm"], known),
+        epoch=_epoch(files[recipe.project], known),
         wheels=wheels,
         versions={project: next(iter(files[project].values())).version for project in recipe.site},
         pins=fresh.pins,
@@ -132,7 +132,8 @@ def fingerprints(series: Series, tree: Tree) -> dict[str, dict[str, str]]:
             else:
                 found[patch.name][str(symbol)] = digest
         found[patch.name] |= dict.fromkeys(edges_of(tree, selection.variant), CALLED)
-    raise_collected(IntegrityError, f"vLLM {tree.identity.version} cannot be locked", problems,
+    title = f"{tree.identity.title} {tree.identity.version} cannot be locked"
+    raise_collected(IntegrityError, title, problems,
                     hint="build.py audit shows what moved; re-anchor the patch first")  # fmt: skip
     return found
 
@@ -200,7 +201,7 @@ def _wheels(
     wheels: dict[str, dict[str, WheelPin]] = {}
     files: dict[str, dict[str, IndexFile]] = {}
     for project in recipe.site:
-        wanted = version if project == "vllm" else pins.get(project)
+        wanted = version if project == recipe.project else pins.get(project)
         if wanted is None or not is_exact(wanted):
             raise IntegrityError(
                 f"vLLM {version}: expected it to require one version of {project}, "
@@ -224,7 +225,7 @@ def _pin(file: IndexFile) -> WheelPin:
 
 def _sdist(version: str, upstream: Upstream) -> WheelPin | None:
     """The sources of a release, which stages compile parts of; None where the index has none."""
-    for file in upstream.index.files("vllm"):
+    for file in upstream.index.files(upstream.recipe.project):
         is_sdist = file.filename.endswith(".tar.gz") and file.yanked is False
         if is_sdist and file.version == version and file.sha256 and file.size:
             return _pin(file)

@@ -90,7 +90,7 @@ def versions_of(spec: str, upstream: Upstream) -> list[str]:
                          f"'>=0.31,<0.33', found {spec!r}")  # fmt: skip
     found = [one for one in releases(upstream) if wanted.contains(one)]
     if not found:
-        raise UsageError(f"--against: the index has no vLLM release in {spec!r}")
+        raise UsageError(f"--against: the index has no {upstream.recipe.title} release in {spec!r}")
     return found
 
 
@@ -103,7 +103,9 @@ def since(spec: str, upstream: Upstream) -> list[str]:
         raise UsageError(f"--since: expected a version such as 0.30.0, found {spec!r}")
     found = [one for one in releases(upstream) if Version(one) >= first]
     if not found:
-        raise UsageError(f"--since: the index has no vLLM release from {spec} on")
+        raise UsageError(
+            f"--since: the index has no {upstream.recipe.title} release from {spec} on"
+        )
     return found
 
 
@@ -116,7 +118,7 @@ def releases(upstream: Upstream) -> list[str]:
 
     offered = {
         file.version
-        for file in upstream.index.files("vllm")
+        for file in upstream.index.files(upstream.recipe.project)
         if file.yanked is False and file.filename.endswith(".whl")
     }
     final = {version for version in offered if not Version(version).is_prerelease}
@@ -141,6 +143,11 @@ def _of_wheel(path: Path) -> Target:
 
     def opener(upstream: Upstream, platform: str) -> Base:
         wheel = WheelTree(path, platform=platform)
+        recipe = upstream.recipe
+        if wheel.project != recipe.project:
+            wheel.close()
+            raise UsageError(f"{path}: expected a wheel of {recipe.title}, found one of "
+                             f"{wheel.project}")  # fmt: skip
         return upstream.beside(wheel, wheel.identity.version, platform)
 
     return Target(str(path), "wheel", opener)
@@ -151,8 +158,8 @@ def _of_tree(root: Path) -> Target:
     if not root.is_dir():
         raise UsageError(f"{root}: expected a site-packages folder, found none")
 
-    def opener(_upstream: Upstream, _platform: str) -> Base:
-        tree, _manifest = pristine(root)
+    def opener(upstream: Upstream, _platform: str) -> Base:
+        tree, _manifest = pristine(root, upstream.recipe.project)
         return Base(tree.identity.version, tree, {})
 
     return Target(str(root), "tree", opener)

@@ -72,7 +72,8 @@ def _values(context: Context, request: Request) -> Iterator[tuple[str, str, str]
     yield "gpu_arch", request.gpu_arch, source
     yield "platform", request.platform, "recipe.toml"
     source = "flag" if arguments.base_version else "recipe.toml"
-    yield "vLLM", f"{request.base.version} (commit {request.base.commit})", source
+    commit = f" (commit {request.base.commit})" if request.base.commit else ""
+    yield recipe.title, f"{request.base.version}{commit}", source
     for project in recipe.site:
         pin = request.base.wheel(project, request.platform)
         yield (
@@ -100,7 +101,8 @@ def _show(context: Context, request: Request, built: Built) -> None:
     rows: list[tuple[str, str, str]] = []
     if built.result and built.result.evaluation:
         rows = report_rows(built.result.evaluation.reports)
-        console.table(f"{request.recipe.name} {request.gpu_arch}, vLLM {request.base.version}",
+        base = f"{request.recipe.title} {request.base.version}"
+        console.table(f"{request.recipe.name} {request.gpu_arch}, {base}",
                       ("patch", "verdict", "what"), rows)  # fmt: skip
     done = "built" if built.did_work else "up to date, nothing done"
     for sentence in built.warnings:

@@ -80,7 +80,7 @@ def update(context: Context) -> int:
     moved: list[str] = []
     with context.upstream() as upstream:
         for version in wanted if not named or lock_remote.WHEELS in named else ():
-            context.console.step(f"resolve vLLM {version}")
+            context.console.step(f"resolve {context.recipe.title} {version}")
             found = lock_update.resolve(context.recipe, lock, context.series, version, upstream)
             lock = found.lock
             changed += found.changed
@@ -100,7 +100,8 @@ def update(context: Context) -> int:
         lock, sentences = _update_debs(context, lock)
         kept += sentences
     for item in changed:
-        context.console.result(f"  accepted vLLM {item.version}, {item.patch}: {item.symbol}")
+        base = f"{context.recipe.title} {item.version}"
+        context.console.result(f"  accepted {base}, {item.patch}: {item.symbol}")
     for sentence in moved:
         context.console.result(f"  {sentence}")
     for sentence in kept:

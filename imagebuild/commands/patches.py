@@ -108,6 +108,7 @@ def apply_patches(context: Context) -> int:
         context.lock.fingerprints_for,
         recipe=context.recipe.name,
         known_as=context.lock.identify,
+        project=context.recipe.project,
     )
     _show_written(context, root, result, "patched")
     return 0

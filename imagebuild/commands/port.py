@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import replace
 from pathlib import Path
 
 from imagebuild.commands.context import Context
 from imagebuild.errors import IntegrityError, UsageError
 from imagebuild.files import write_atomically
-from imagebuild.patching.tree import Identity, OverlayTree, Tree
+from imagebuild.patching.tree import OverlayTree, Tree
+from imagebuild.patching.unified import SUFFIX
 from imagebuild.porting import module
 from imagebuild.porting.edits import How, PortedEdit
 from imagebuild.porting.port import Ported, Releases, Result, port
@@ -69,7 +71,7 @@ def _releases(context: Context, upstream: Upstream, to: str) -> Releases:
                                  hint="build.py lock update --base-version V")  # fmt: skip
         return version, upstream.open(version, platform).tree
 
-    return Releases(to, OverlayTree(opened.tree, {}, Identity(to, identity.commit)), base)
+    return Releases(to, OverlayTree(opened.tree, {}, replace(identity, version=to)), base)
 
 
 def _changes(context: Context, found: list[Ported]) -> tuple[dict[str, str], dict[str, str]]:
@@ -79,10 +81,11 @@ def _changes(context: Context, found: list[Ported]) -> tuple[dict[str, str], dic
     for one in found:
         if one.variant is None:
             continue
-        path = context.recipe.patches_dir / f"{one.patch.name}.py"
+        path = _file(context, one)
         before = path.read_text("utf-8")
+        rewrite = module.rewritten_diff if path.suffix == SUFFIX else module.rewritten
         try:
-            after = module.rewritten(before, one)
+            after = rewrite(before, one)
         except UsageError as error:
             one.notes.append(str(error))
             continue
@@ -91,6 +94,13 @@ def _changes(context: Context, found: list[Ported]) -> tuple[dict[str, str], dic
         lines = difflib.unified_diff(*sides, f"a/{name}", f"b/{name}")
         texts[one.patch.name], diffs[one.patch.name] = after, "".join(lines)
     return texts, diffs
+
+
+def _file(context: Context, one: Ported) -> Path:
+    """The file that a patch is written in: a diff, or a module."""
+    folder = context.recipe.patches_dir
+    diff = folder / f"{one.patch.name}{SUFFIX}"
+    return diff if diff.is_file() else folder / f"{one.patch.name}.py"
 
 
 def _show(context: Context, one: Ported, diff: str) -> None:
@@ -129,11 +139,11 @@ def _write(context: Context, found: list[Ported], texts: dict[str, str]) -> list
              if one.result is Result.CLEAN and one.patch.name in texts}  # fmt: skip
     recipe = context.recipe
     module.require_same(recipe.series_file, recipe.patches_dir, context.series.runtime,
-                        {name: texts[name] for name in clean},
+                        {_file(context, one).name: texts[name] for name, one in clean.items()},
                         {name: one.new_patch() for name, one in clean.items()})  # fmt: skip
     paths = []
-    for name in clean:
-        path = recipe.patches_dir / f"{name}.py"
+    for name, one in clean.items():
+        path = _file(context, one)
         write_atomically(path, texts[name].encode("utf-8"))
         paths.append(path.relative_to(recipe.root).as_posix())
     return paths

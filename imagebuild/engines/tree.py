@@ -180,7 +180,7 @@ def _write(request: Request, wheels: list[Path], partial: Path, step: Step) -> B
     step("apply the series")
     result = apply(site, request.series, request.gpu_arch, request.lock.fingerprints_for,
                    recipe=request.recipe.name, bytecode="remove",
-                   known_as=request.lock.identify)  # fmt: skip
+                   known_as=request.lock.identify, project=request.recipe.project)  # fmt: skip
     step("verify")
     warnings = _verify(site, request)
     step(f"write {LAYER}")

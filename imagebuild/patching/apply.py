@@ -38,7 +38,7 @@ from imagebuild.patching.manifest import (
 from imagebuild.patching.patch import GpuArch
 from imagebuild.patching.series import Series
 from imagebuild.patching.transaction import Change
-from imagebuild.patching.tree import DirTree, Identity, OverlayTree, Tree, identify
+from imagebuild.patching.tree import VLLM, DirTree, Identity, OverlayTree, Tree, identify
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,10 @@ class Result:
     written: tuple[str, ...]
 
 
-def pristine(root: Path) -> tuple[Tree, Manifest | None]:
+def pristine(root: Path, project: str = VLLM) -> tuple[Tree, Manifest | None]:
     """A view of a tree as it was before we patched it, and the manifest if there is one.
+
+    `project` is the one whose version the tree has.
 
     Raises:
         BrokenError: an interrupted change, or a file that is not as the manifest says.
@@ -65,7 +67,7 @@ def pristine(root: Path) -> tuple[Tree, Manifest | None]:
         raise BrokenError(f"{root}: a change of this tree was interrupted",
                           hint="build.py patches apply or revert completes it")  # fmt: skip
     manifest = read_manifest(root)
-    tree = DirTree(root)
+    tree = DirTree(root, project)
     if manifest is None:
         return tree, None
     raise_collected(BrokenError, f"{root}: files differ from the manifest",
@@ -113,11 +115,12 @@ def apply(
     recipe: str,
     bytecode: ByteCode | None = None,
     known_as: Callable[[Identity], Identity] = lambda identity: identity,
+    project: str = VLLM,
 ) -> Result:
     """Patches the tree at `root`, all or nothing.
 
     Args:
-        root: a site-packages folder; must hold vLLM.
+        root: a site-packages folder; must hold the project.
         series: what to apply.
         gpu_arch: whose patches.
         fingerprints: for a tree's identity, what `evaluate` compares contexts with.
@@ -125,6 +128,7 @@ def apply(
         bytecode: rebuild the byte code of changed files with this interpreter, or only remove
             it; by default rebuild exactly when `root` belongs to this interpreter.
         known_as: the identity that a tree's commit is known to stand for.
+        project: whose version the tree has.
 
     Raises:
         ReviewError: a verdict that a person must look at, and is not declared.
@@ -133,8 +137,8 @@ def apply(
     """
     with transaction.locked(root):
         transaction.recover(root)
-        tree, manifest = pristine(root)
-        identity = known_as(identify(tree, source=str(root)))
+        tree, manifest = pristine(root, project)
+        identity = known_as(identify(tree, source=str(root), project=project))
         tree = OverlayTree(tree, {}, identity)
         evaluation = evaluate(series, tree, gpu_arch, fingerprints(identity))
         refuse_unless_green(evaluation, identity)
@@ -182,7 +186,7 @@ def refuse_unless_green(evaluation: Evaluation, identity: Identity) -> None:
     if code == 0:
         return
     problems = [f"  - {line}" for report in evaluation.reports for line in describe(report)]
-    title = f"{identity.source} (vLLM {identity.version}): nothing was written:"
+    title = f"{identity.source} ({identity.title} {identity.version}): nothing was written:"
     kind = ReviewError if code == 1 else BrokenError
     names = [report.patch.name for report in evaluation.reports if report.exit_code]
     release = identity.version.partition("+")[0]

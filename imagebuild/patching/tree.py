@@ -6,6 +6,8 @@ Paths are relative to site-packages and use "/" (`vllm/envs.py`). Nothing here w
 from __future__ import annotations
 
 import ast
+import email.parser
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,20 +15,34 @@ from typing import Protocol
 
 from imagebuild.errors import EngineError, UsageError
 
+VLLM = "vllm"
+
+
+def title(project: str) -> str:
+    """How a project is called in messages."""
+    return "vLLM" if project == VLLM else project
+
 
 @dataclass(frozen=True)
 class Identity:
     """What a tree says it is.
 
     Attributes:
-        version: the vLLM version as its metadata gives it, such as "0.31.0".
-        commit: hex digits of the vLLM commit, possibly abbreviated; "" when the tree does not say.
+        version: of the patched project as its metadata gives it, such as "0.31.0".
+        commit: hex digits of its commit, possibly abbreviated; "" when the tree does not say.
         source: where the tree was read from, for messages.
+        project: which project that is.
     """
 
     version: str
     commit: str = ""
     source: str = ""
+    project: str = VLLM
+
+    @property
+    def title(self) -> str:
+        """The project's name for messages."""
+        return title(self.project)
 
 
 class Tree(Protocol):
@@ -34,7 +50,7 @@ class Tree(Protocol):
 
     @property
     def identity(self) -> Identity:
-        """Version and commit of the vLLM in it."""
+        """Version and commit of the patched project in it."""
 
     def read(self, path: str) -> bytes:
         """Whole content of one file. Raises FileNotFoundError when there is none."""
@@ -50,16 +66,17 @@ class Tree(Protocol):
 
 
 class DirTree:
-    """A site-packages folder on disk."""
+    """A site-packages folder on disk, for the patches of one project."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, project: str = VLLM) -> None:
         self.root = root
+        self.project = project
         self._identity: Identity | None = None
 
     @property
     def identity(self) -> Identity:
         if self._identity is None:
-            self._identity = identify(self, source=str(self.root))
+            self._identity = identify(self, source=str(self.root), project=self.project)
         return self._identity
 
     def read(self, path: str) -> bytes:
@@ -75,12 +92,14 @@ class DirTree:
         return (self.root / path).is_file()
 
     def iter(self, prefix: str = "") -> Iterator[str]:
-        # The folder part of the prefix bounds the walk; the rest filters it.
-        start = self.root / prefix.rpartition("/")[0]
-        found = (
-            file.relative_to(self.root).as_posix() for file in start.rglob("*") if file.is_file()
+        # The prefix bounds the walk: its folder, and in there what begins with the rest.
+        folder, _, rest = prefix.rpartition("/")
+        start = self.root / folder
+        tops = (
+            [top for top in start.iterdir() if top.name.startswith(rest)] if start.is_dir() else []
         )
-        return iter(sorted(path for path in found if path.startswith(prefix)))
+        files = (file for top in tops for file in (top, *top.rglob("*")) if file.is_file())
+        return iter(sorted(file.relative_to(self.root).as_posix() for file in files))
 
     def prefetch(self, paths: Iterable[str]) -> None:
         """Does nothing: local reads are cheap."""
@@ -153,12 +172,15 @@ class UnionTree:
             tree.prefetch(path for path in wanted if tree.exists(path))
 
 
-def identify(tree: Tree, *, source: str) -> Identity:
-    """Reads version and commit of the vLLM in `tree` from what its build wrote there.
+def identify(tree: Tree, *, source: str, project: str = VLLM) -> Identity:
+    """Reads version and commit of a project in `tree` from what its build wrote there.
 
     Raises:
-        UsageError: `vllm/_version.py` is absent or names no version: the tree is not vLLM.
+        UsageError: there is no such project: for vLLM, `vllm/_version.py` is absent or names no
+            version; for another one, its METADATA.
     """
+    if project != VLLM:
+        return _identify_by_metadata(tree, source, project)
     try:
         text = tree.read("vllm/_version.py").decode("utf-8")
         names = {
@@ -178,3 +200,18 @@ def identify(tree: Tree, *, source: str) -> Identity:
         )
     commit = names.get("__commit_id__")
     return Identity(version, commit.removeprefix("g") if isinstance(commit, str) else "", source)
+
+
+def _identify_by_metadata(tree: Tree, source: str, project: str) -> Identity:
+    """Version of a project as its METADATA says. Raises UsageError."""
+    escaped = re.sub(r"[-_.]+", "_", project)
+    for name in dict.fromkeys([escaped, escaped.lower(), project]):
+        for path in tree.iter(f"{name}-"):
+            if path.count("/") == 1 and path.endswith(".dist-info/METADATA"):
+                head = email.parser.BytesHeaderParser().parsebytes(tree.read(path))
+                if version := str(head.get("Version", "")).strip():
+                    return Identity(version, "", source, project)
+    raise UsageError(
+        f"{source}: expected a site-packages with {project} in it, found no METADATA of it",
+        hint=f"name the folder that holds {escaped}-*.dist-info",
+    )

@@ -86,7 +86,7 @@ def read_diff(path: Path) -> Diff:
     if "\r" in text:
         raise UsageError(f"{path}: expected lines that end with \\n; a target's own are kept")
     lines = text.split("\n")
-    start = next((i for i, line in enumerate(lines) if _is_start(line)), len(lines))
+    start = next((i for i, line in enumerate(lines) if is_start(line)), len(lines))
     fields = _fields(lines[:start])
     lacking = [name for name in _NEEDED if not fields.get(name)]
     if lacking:
@@ -104,7 +104,8 @@ def read_diff(path: Path) -> Diff:
     return Diff(path, path.name.removesuffix(SUFFIX), fields, edits)
 
 
-def _is_start(line: str) -> bool:
+def is_start(line: str) -> bool:
+    """Whether the diff begins with this line, and the fields end above it."""
     return line.startswith(("--- ", "diff ", "Index: "))
 
 

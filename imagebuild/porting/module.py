@@ -6,6 +6,8 @@ The text is changed in place, so that all that a person wrote around it stays as
 from __future__ import annotations
 
 import ast
+import difflib
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagebuild.errors import BrokenError, UsageError
+from imagebuild.patching import unified
 from imagebuild.patching.patch import Edit, NewFile, Patch, Symbol, Variant
 from imagebuild.patching.series import load_series
 from imagebuild.porting.port import Ported
@@ -66,6 +69,32 @@ def rewritten(text: str, ported: Ported) -> str:
         return writer.replaced()
     shortened = writer.with_range(ported.left or new.versions)
     return shortened if ported.left is None else _Writer(shortened, patch, old, new).added()
+
+
+def rewritten_diff(text: str, ported: Ported) -> str:
+    """A unified diff's text for the new release, its fields kept but for Versions and Strip.
+
+    A diff holds one variant, so the new one takes the place of the old one.
+    """
+    old, new = ported.source, ported.variant
+    if old is None or new is None:
+        return text
+    if ported.is_as_it_was and ported.left is None:
+        return _with_field(text, "Versions", new.versions)
+    lines = text.split("\n")
+    start = next(i for i, line in enumerate(lines) if unified.is_start(line))
+    head = "\n".join(lines[:start]) + "\n"
+    head = _with_field(_with_field(head, "Versions", new.versions), "Strip", "1")
+    parts: list[str] = []
+    for path, (before, after) in sorted(ported.texts.items()):
+        sides = (before.splitlines(keepends=True), after.splitlines(keepends=True))
+        parts += difflib.unified_diff(*sides, f"a/{path}", f"b/{path}")
+    return head + "".join(parts)
+
+
+def _with_field(text: str, name: str, value: str) -> str:
+    """The text with another value for a field above a diff, where it has that field."""
+    return re.sub(rf"^{name}:.*$", f"{name}: {value}", text, count=1, flags=re.MULTILINE)
 
 
 class _Writer:
@@ -252,7 +281,14 @@ def _by_hand(patch: Patch, why: str) -> UsageError:
 
 def require_same(series_file: Path, patches: Path, runtime: Path, new: Mapping[str, str],
                  wanted: Mapping[str, Patch]) -> None:  # fmt: skip
-    """Loads the series with changed modules, and compares what they say with what is wanted.
+    """Loads the series with changed files, and compares what they say with what is wanted.
+
+    Args:
+        series_file: of the recipe.
+        patches: its folder of them.
+        runtime: where new files come from.
+        new: the text of each changed file of `patches`, by its name.
+        wanted: the patches whose variants they must hold, by name.
 
     Raises:
         BrokenError: they say something else: nothing may be written.
@@ -262,9 +298,16 @@ def require_same(series_file: Path, patches: Path, runtime: Path, new: Mapping[s
         copy = Path(folder) / patches.name
         shutil.copytree(patches, copy, ignore=shutil.ignore_patterns("__pycache__"))
         for name, text in new.items():
-            (copy / f"{name}.py").write_text(text, "utf-8")
+            (copy / name).write_text(text, "utf-8")
         loaded = load_series(series_file, copy, runtime)
-        wrong = [n for n, patch in wanted.items() if loaded.patch(n).variants != patch.variants]
+        wrong = [n for n, patch in wanted.items() if _said(loaded.patch(n)) != _said(patch)]
     if wrong:
         raise BrokenError(f"{wrong[0]}: expected its module to say the ported variant after the "
                           "change, found another; nothing was written")  # fmt: skip
+
+
+def _said(patch: Patch) -> list[Variant] | list[tuple[str, list[str]]]:
+    """What a patch's file says: its variants; of a diff the files, since hunks are cut by lines."""
+    if not any(edit.line for variant in patch.variants for edit in variant.edits):
+        return list(patch.variants)
+    return [(v.versions, sorted({edit.path for edit in v.edits})) for v in patch.variants[-1:]]

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from imagebuild.patching import text as text_of
 from imagebuild.patching.evaluate import (
     Fingerprints,
     PatchReport,
@@ -28,6 +29,7 @@ from imagebuild.patching.versions import VersionRange, release
 from imagebuild.patching.workspace import State, Workspace, overall
 from imagebuild.porting.edits import How, PortedEdit, PortedSymbol, Sides, port_edit, port_symbol
 from imagebuild.porting.merge import Labels
+from imagebuild.porting.recut import applied
 
 
 class Result(enum.Enum):
@@ -61,6 +63,7 @@ class Ported:
         judged: the verdict on the release with the new variant, its contexts taken as read.
         contexts: scopes whose code differs between the two releases: what a person has to read.
         fingerprints: of the new variant's contexts, as a lock of the release will hold them.
+        texts: of each file that the new variant edits, before it and after it.
         notes: sentences.
     """
 
@@ -75,6 +78,7 @@ class Ported:
     judged: PatchReport | None = None
     contexts: list[Symbol] = field(default_factory=list)
     fingerprints: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, tuple[str, str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -221,6 +225,13 @@ class _Porting:
         ported.notes += self._said(ported)
         if any(one.how in (How.CONFLICT, How.LOST) for one in ported.edits):
             return ported
+        if old.files and any(file.replaces for file in old.files):
+            ported.notes.append("a fork is brought along by `patches rebase-overlay`")
+            return ported
+        for path in {edit.path for one in ported.edits for edit in one.new}:
+            text = text_of.decode(sides.theirs.read(path)).text
+            mine = [edit for one in ported.edits for edit in one.new if edit.path == path]
+            ported.texts[path] = (text, applied(text, tuple(mine)))
         self._conclude(ported, old, base_tree)
         return ported
 

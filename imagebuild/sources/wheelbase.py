@@ -36,10 +36,15 @@ class Wheel(ABC):
 
     @property
     def identity(self) -> Identity:
-        """Raises UsageError for a wheel without vllm, so it is read only when asked for."""
+        """Of its own project; for vLLM with the commit, which is in a file of the package."""
         if self._identity is None:
-            self._identity = identify(self, source=self.source)
+            self._identity = identify(self, source=self.source, project=self.project)
         return self._identity
+
+    @property
+    def project(self) -> str:
+        """The normalised name of its project, by the name of its dist-info."""
+        return canonicalize_name(self._record_path.partition("-")[0])
 
     @abstractmethod
     def members(self) -> dict[str, zipfile.ZipInfo]:

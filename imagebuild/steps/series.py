@@ -32,7 +32,8 @@ def _run(options: argparse.Namespace) -> None:
     lock = read_lock(recipe.lock_file)
     root = Path(options.root).absolute() if options.root else own_root()
     result = apply(root, recipe.series(), arch_of(recipe, options.platform), lock.fingerprints_for,
-                   recipe=recipe.name, bytecode="rebuild", known_as=lock.identify)  # fmt: skip
+                   recipe=recipe.name, bytecode="rebuild", known_as=lock.identify,
+                   project=recipe.project)  # fmt: skip
     for report in result.evaluation.reports if result.evaluation else ():
         say(f"{report.patch.name}: {report.verdict.value}")
     say(f"{root}: {len(result.written)} files written")

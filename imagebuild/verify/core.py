@@ -9,7 +9,7 @@ from imagebuild.config import ROOT, Recipe
 from imagebuild.errors import UsageError
 from imagebuild.lock import BaseLock, Lock
 from imagebuild.patching.patch import GPU_ARCHES, GpuArch
-from imagebuild.patching.tree import DirTree, Identity, identify
+from imagebuild.patching.tree import VLLM, DirTree, Identity, identify
 from imagebuild.verify import deep, flashkda, patches, shadows, versions
 from imagebuild.verify.patches import Subject
 from imagebuild.verify.report import VerifyReport
@@ -46,10 +46,10 @@ def verify(
     about = report.group("manifest")
     if not root.is_dir():
         raise UsageError(f"{root}: expected a site-packages folder, found none",
-                         hint="name the folder that holds vllm/")  # fmt: skip
+                         hint=f"name the one that holds {recipe.site[recipe.project]}/")  # fmt: skip
     manifest = patches.read(about, root)
     try:
-        identity = lock.identify(identify(DirTree(root), source=str(root)))
+        identity = lock.identify(identify(DirTree(root), source=str(root), project=recipe.project))
     except UsageError as error:
         if manifest is None:
             raise
@@ -65,7 +65,11 @@ def verify(
     _check_patches(report, subject, arch, is_sound=is_sound)
     base = _check_base(report, subject)
     _check_files(report, subject, recipe, base, in_base=in_base, full=full)
-    flashkda.check(report.group("FlashKDA"), root, arch, recipe.platforms)
+    about = report.group("FlashKDA")
+    if recipe.project == VLLM:
+        flashkda.check(about, root, arch, recipe.platforms)
+    else:
+        about.skip("it is a part of vLLM")
     record = base.deep if base else None
     series = manifest.series if manifest else None
     deep.check_record(report.group("deep probes"), record, series, root)
@@ -110,7 +114,7 @@ def _check_base(report: VerifyReport, subject: Subject) -> BaseLock | None:
                     f"{subject.lock.path.name} (locked: {known})",
                     fix="build.py lock update --base-version VERSION")  # fmt: skip
         return None
-    about.summary = f"vLLM {base.version} at {identity.commit or 'no commit'}"
+    about.summary = f"{identity.title} {base.version} at {identity.commit or 'no commit'}"
     if identity.commit and base.commit[:7] != identity.commit[:7]:
         about.error("base-commit", f"vLLM {base.version}: expected commit {base.commit} as locked, "
                     f"found {identity.commit}", file="vllm/_version.py",

@@ -55,9 +55,9 @@ class Subject:
     manifest: Manifest | None
 
     @property
-    def tree(self) -> DirTree:
+    def tree(self) -> Tree:
         """The tree as it is now."""
-        return DirTree(self.root)
+        return OverlayTree(DirTree(self.root), {}, self.identity)
 
 
 def read(found: Group, root: Path) -> Manifest | None:

@@ -32,7 +32,10 @@ def check(
         folders: where packages are installed, in the order of imports; `root` is one of them.
     """
     installed = distributions(folders)
-    vllm = next((one for one in installed.get("vllm", []) if one.folder.parent == root), None)
+    vllm = next(
+        (one for one in installed.get(normalise(recipe.project), []) if one.folder.parent == root),
+        None,
+    )
     required = vllm.requirements() if vllm else {}
     compared = 0
     for name in dict.fromkeys([*recipe.site, *recipe.pins]):

@@ -54,7 +54,16 @@ def test_the_projects_own_recipe_is_well_formed() -> None:
         ('site_packages = "usr', 'site_packages = "../usr', "base.site_packages: expected a path"),
         ('python = "3.12"', 'python = "312"', "base.python: expected a minor version"),
         ('python = "3.12"\n', "", "expected the key base.python, found none"),
-        ('vllm = "vllm"\n', "", "wheels.site: expected vllm first"),
+        (
+            'vllm = "vllm"\nflashinfer-python = "flashinfer"\n',
+            'flashinfer-python = "flashinfer"\nvllm = "vllm"\n',
+            "wheels.site: expected vllm first, found ['flashinfer-python', 'vllm']",
+        ),
+        (
+            'vllm = "vllm"\nflashinfer-python = "flashinfer"\n',
+            "",
+            "wheels.site: expected the project that is patched, found []",
+        ),
         ('vllm = "vllm"', "vllm = 3", "wheels.site: expected names with strings"),
         ('["torch", "triton", "flashinfer-python", "transformers"]', "[3]", "expected names"),
         ("[image_pins]", '[image_pins]\n"0.31.0" = "x"', "image_pins.0.31.0: expected names"),

@@ -43,7 +43,8 @@ def text_report(console: Console, audit: Audit) -> None:
 
 
 def _release(console: Console, release: Release, *, is_alone: bool) -> None:
-    title = f"vLLM {release.version} ({release.identity.commit or 'commit unknown'})"
+    commit = release.identity.commit or "commit unknown"
+    title = f"{release.identity.title} {release.version} ({commit})"
     if release.name != release.version:
         title += f", {release.name}"
     shown_ones = [report for report in release.reports if _is_shown(report)]

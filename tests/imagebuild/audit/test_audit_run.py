@@ -291,6 +291,6 @@ def test_what_is_no_vllm(product: Product) -> None:
     other = product.wheels / "flashinfer_python-0.7.0-py3-none-any.whl"
     tree = product.run("audit", "--tree", str(product.root))
     wheel = product.run("audit", "--wheel", str(other))
-    for ran in (tree, wheel):
-        assert ran.code == 2
-        assert "found no usable vllm/_version.py" in ran.err
+    assert tree.code == wheel.code == 2
+    assert "found no usable vllm/_version.py" in tree.err
+    assert "expected a wheel of vLLM, found one of flashinfer-python" in wheel.err

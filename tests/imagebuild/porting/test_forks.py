@@ -65,8 +65,8 @@ def test_a_merge_that_is_no_python_is_a_conflict() -> None:
         "def f", "def f"
     )
     assert one(fork, {"pkg/a.py": old}, {"pkg/a.py": new}).fate is Fate.CLEAN
-    broken = one("if a:\n    b()\n\nz()\nz()\nz()\nq()\n", {"pkg/a.py": "if a:\n    b()\n\nz()\nz()\nz()\n"},
-                 {"pkg/a.py": "if a:\n\nz()\nz()\nz()\n"})  # fmt: skip
+    old = "if a:\n    b()\n\nz()\nz()\nz()\n"
+    broken = one(old + "q()\n", {"pkg/a.py": old}, {"pkg/a.py": old.replace("    b()\n", "")})
     assert broken.fate is Fate.CONFLICT
     assert broken.note.startswith("the merge does not parse as Python (line ")
     assert broken.conflict
@@ -150,7 +150,8 @@ class TestVerb:
         folder = tmp_path / "vllm_tiny_forks"
         (folder / "vllm").mkdir(parents=True)
         (folder / "vllm" / "greeter.py").write_text(
-            'class Greeter:\n    def greet(self):\n        return "hello"\n\n    def more(self): ...\n'
+            'class Greeter:\n    def greet(self):\n        return "hello"\n\n'
+            "    def more(self): ...\n"
         )
         (folder / "vllm" / "counter.py").write_text("def start():\n    return 5\n")
         return folder

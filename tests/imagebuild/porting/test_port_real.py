@@ -127,7 +127,8 @@ def test_from_the_release_before(
     for name, one in clean.items():
         texts[name] = module.rewritten((folder / f"{name}.py").read_text("utf-8"), one)
         (tmp_path / f"{name}.py").write_text(texts[name], "utf-8")
-    module.require_same(RECIPE.series_file, folder, ROOT / "image" / "runtime", texts,
+    files = {f"{name}.py": text for name, text in texts.items()}
+    module.require_same(RECIPE.series_file, folder, ROOT / "image" / "runtime", files,
                         {name: one.new_patch() for name, one in clean.items()})  # fmt: skip
     assert_formatted(tmp_path)
 

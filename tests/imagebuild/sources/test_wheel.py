@@ -116,14 +116,24 @@ def test_record(wheel: WheelTree | RemoteWheel) -> None:
     }
 
 
-def test_a_wheel_without_vllm_says_so_only_when_asked(tmp_path: Path, path: Path) -> None:
+def test_a_wheel_says_of_which_project_it_is(tmp_path: Path, path: Path) -> None:
     other = build_wheel(tmp_path, name="flashinfer_python", files={"flashinfer/a.py": b"1"})
     with WheelTree(other) as flashinfer, WheelTree(path) as vllm:
         union = UnionTree([vllm, flashinfer])
         assert union.identity.version == "0.31.0"
         assert union.read("flashinfer/a.py") == b"1"
-        with pytest.raises(UsageError, match=r"found no usable vllm/_version.py"):
-            _ = flashinfer.identity
+        assert (vllm.project, flashinfer.project) == ("vllm", "flashinfer-python")
+        assert (flashinfer.identity.version, flashinfer.identity.title) == (
+            "0.31.0", "flashinfer-python",
+        )  # fmt: skip
+
+
+def test_a_wheel_of_vllm_without_its_version_file(tmp_path: Path) -> None:
+    with (
+        WheelTree(build_wheel(tmp_path, files={"vllm/a.py": b"1"})) as wheel,
+        pytest.raises(UsageError, match=r"found no usable vllm/_version.py"),
+    ):
+        _ = wheel.identity
 
 
 def test_bad_metadata(tmp_path: Path) -> None:
