@@ -254,7 +254,7 @@ def test_a_watch_says_what_the_lock_is(text: Text) -> None:
     watch = Watch("0.33.0", ("0.34.0", "0.35.0"), ("0.34.0",), notes, 4)
     shown = text(watch=watch)
     assert shown.startswith("newest locked vLLM 0.33.0; newer: 0.34.0, 0.35.0\n"
-                            "  reported before: 0.34.0\n  x mentat: gone\n"
+                            "  reported before: 0.34.0\nthe lock: 1 broken\n  x mentat: gone\n"
                             "  i image: as locked\n")  # fmt: skip
     assert audit(watch=watch).exit_code == 4
     assert shown.endswith("no release to report (reported before); the lock: 1 broken\n")
