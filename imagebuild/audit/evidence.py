@@ -136,4 +136,5 @@ def _editors(recipe: Recipe, series: Series, project: str) -> Iterable[str]:
 
 def _edited(patch: Patch) -> set[str]:
     """Files that any variant of a patch edits or adds."""
-    return {one.path for variant in patch.variants for one in (*variant.edits, *variant.files)}
+    edited = {edit.path for variant in patch.variants for edit in variant.edits}
+    return edited | {file.path for variant in patch.variants for file in variant.files}

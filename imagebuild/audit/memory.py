@@ -162,7 +162,7 @@ def _load(kind: Any, data: Any) -> Any:  # noqa: ANN401 - a type, and what JSON 
         return {key: _load(arguments[1], item) for key, item in data.items()}
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return kind(data)
-    if is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind):
         hints = _hints(kind)
         return kind(**{name: _load(hints[name], item) for name, item in data.items()})
     if not isinstance(data, kind):

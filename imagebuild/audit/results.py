@@ -307,7 +307,8 @@ class Audit:
     @property
     def exit_code(self) -> int:
         """The gravest code of any release, and of the lock where it was asked about."""
-        codes = [one.exit_code for one in (*self.releases, *self.failures)]
+        codes = [release.exit_code for release in self.releases]
+        codes += [failure.exit_code for failure in self.failures]
         if self.watch is not None:
             codes.append(self.watch.lock_code)
         return max(codes, default=0)

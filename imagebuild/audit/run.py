@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextvars import copy_context
 from dataclasses import dataclass, replace
@@ -222,7 +222,7 @@ def _cancel(tasks: Iterable[Future[Release | Failure]]) -> None:
         task.cancel()
 
 
-def _changed_pins(job: Job, pins: dict[str, str]) -> dict[str, tuple[str, str]]:
+def _changed_pins(job: Job, pins: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     locked = job.lock.bases.get(job.recipe.base_version)
     if locked is None or not pins:
         return {}
