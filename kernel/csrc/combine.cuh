@@ -1,5 +1,10 @@
-// Joins the parts of tokens that were split. The order of a token's parts is fixed, whoever joins
-// them, so the bits are the same on every run.
+// Joins the parts of tokens that were split, in a launch of its own. The order in which a token's parts
+// are added is fixed, so the bits are the same on every run.
+//
+// What was tried and lost (H200, CUDA graph, 16 heads): a programmatic dependent launch gains nothing.
+// A block that finds itself the last of its token could join the parts at once, without this launch.
+// It was tried and lost: the block must wait for its own stores to be seen by all, count, and fetch
+// what others wrote, 7 us at 64 tokens, where this takes 4 (H200, CUDA graph, 16 heads).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -60,74 +65,39 @@ __device__ __forceinline__ void store_lse(const Params& p, int token, int row, f
         weight == 0.0f ? -INFINITY : (maximum + log2f(weight)) * kLn2;
 }
 
-// By the block that wrote a token's last part, for few parts: a thread has four columns of eight rows
-// at a time, so that their loads are on their way together. `weights` is shared memory.
-__device__ __forceinline__ void combine_in_place(const Params& p, int token, const Slots& slots,
-                                                 float* weights) {
-  constexpr int kBatch = 8, kStep = kThreads * 4 / kWidth;  // rows of a thread, rows between them
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int column = threadIdx.x * 4 % kWidth, offset = threadIdx.x * 4 / kWidth;
-  float* sums = weights + p.rows * slots.parts;
-  for (int row = warp; row < p.heads; row += kWarps) {
-    const float maximum = lse_maximum(p, slots, row, lane);
-    float sum = 0.0f;
-    for (int part = 0; part < slots.parts; ++part) {
-      const float weight = exp2_fast(part_lse(p, slots, part, row) - maximum);
-      weights[row * slots.parts + part] = weight;
-      sum += weight;
-    }
-    sums[row] = sum;
-    if (lane == 0) store_lse(p, token, row, sum, maximum);
-  }
-  __syncthreads();
-  for (int first = offset; first < p.heads; first += kBatch * kStep) {
-    float4 value[kBatch] = {};
-#pragma unroll 2
-    for (int part = 0; part < slots.parts; ++part) {
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const int row = first + i * kStep;
-        if (row >= p.heads) break;
-        add(value[i], weights[row * slots.parts + part], part_values(p, slots, part, row, column));
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int row = first + i * kStep;
-      if (row < p.heads) store_values(p, token, row, column, value[i], sums[row]);
-    }
-  }
-}
-
-constexpr int kCombineColumns = 128;  // of a block, four a thread
-constexpr int kCombineWarps = 8;      // each takes every eighth part
-
-// A launch of its own, for many parts: block (token * heads + head, columns).
-__global__ void __launch_bounds__(kCombineWarps * 32) combine(const __grid_constant__ Params p) {
-  __shared__ float4 values[kCombineWarps][32];
-  __shared__ float sums[kCombineWarps];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int token = blockIdx.x / p.heads, row = blockIdx.x % p.heads;
-  const int column = blockIdx.y * kCombineColumns + lane * 4;
+// Block (split token * heads + head, columns). A thread has four columns; with more than one group,
+// group g takes parts g, g + groups, ..., and the groups' sums are added in order. Few parts need one
+// group, many are read faster by several.
+template <int kGroups, int kColumnWarps>
+__global__ void __launch_bounds__(kGroups* kColumnWarps * 32)
+    combine(const __grid_constant__ Params p) {
+  constexpr int kColumnThreads = kColumnWarps * 32;
+  __shared__ float4 values[kGroups][kColumnThreads];
+  __shared__ float sums[kGroups];
+  const int group = threadIdx.x / kColumnThreads, thread = threadIdx.x % kColumnThreads;
+  const int token = first_split_token(p.plan) + blockIdx.x / p.heads, row = blockIdx.x % p.heads;
+  const int column = (blockIdx.y * kColumnThreads + thread) * 4;
   const Slots slots = slots_of(p.plan, token);
   if (slots.parts == 1) return;  // already in place
 
-  const float maximum = lse_maximum(p, slots, row, lane);
+  const float maximum = lse_maximum(p, slots, row, threadIdx.x % 32);
   float4 value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   float sum = 0.0f;
-#pragma unroll 4
-  for (int part = warp; part < slots.parts; part += kCombineWarps) {
+#pragma unroll 8
+  for (int part = group; part < slots.parts; part += kGroups) {
     const float weight = exp2_fast(part_lse(p, slots, part, row) - maximum);
     add(value, weight, part_values(p, slots, part, row, column));
     sum += weight;
   }
-  values[warp][lane] = value;
-  if (lane == 0) sums[warp] = sum;
-  __syncthreads();
-  if (warp != 0) return;
-  for (int other = 1; other < kCombineWarps; ++other) {
-    add(value, 1.0f, values[other][lane]);
-    sum += sums[other];
+  if constexpr (kGroups > 1) {
+    values[group][thread] = value;
+    if (thread == 0) sums[group] = sum;
+    __syncthreads();
+    if (group != 0) return;
+    for (int other = 1; other < kGroups; ++other) {
+      add(value, 1.0f, values[other][thread]);
+      sum += sums[other];
+    }
   }
   store_values(p, token, row, column, value, sum);
   if (column == 0) store_lse(p, token, row, sum, maximum);

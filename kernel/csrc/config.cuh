@@ -53,7 +53,11 @@ struct Config {
   static constexpr int kInboxBytes = kHalves == 2 ? 256 * kOctets : 128;
   static constexpr int kFactorOffset = 64;
 
-  static constexpr int kSharedBytes = kRingBytes + kProbabilityBytes + kWarps * kInboxBytes;
+  static constexpr int kInboxesEnd = kRingBytes + kProbabilityBytes + kWarps * kInboxBytes;
+
+  // 64 heads need every register. Where there is room, the block's position waits in shared memory.
+  static constexpr bool kIsParked = kHeadTiles == 4;
+  static constexpr int kSharedBytes = kInboxesEnd + (kIsParked ? 16 : 0);
 
   // Q passes through the end of the ring on its way to registers, so fewer tiles can load meanwhile.
   static constexpr int kQueryBytes = kRows * kQueryRowBytes;

@@ -62,7 +62,7 @@ class Block {
     share_totals();
   }
 
-  // Writes the range's output, or its part of it, and joins the parts if this was the last one.
+  // Writes the range's output, or its part of it.
   __device__ __forceinline__ void finish(int token, int slot) {
     const Slots slots = slots_of(p.plan, token);
     for_rows([&](int row, const float (&o)[8][4], int at, float total, float lse) {
@@ -71,7 +71,6 @@ class Block {
       else
         store_part(slot, row, o, at, total == 0.0f ? 0.0f : 1.0f / total, lse);
     });
-    if (slots.parts > 1 && p.is_combined_in_place) combine_if_last(token, slots);
     __syncthreads();  // shared memory is free for the next range
   }
 
@@ -114,31 +113,33 @@ class Block {
     return index_at(tile, key_group * C::kWarpKeys + lane % C::kWarpKeys);
   }
 
-  // Starts the copies of this warp's rows of a tile, and closes their group.
-  __device__ __forceinline__ void copy_tile(int slot, int32_t index) const {
+  // Starts the copies of this warp's rows of a tile, and closes their group. Lane i works out where row
+  // i lies; all lanes copy 16 bytes of each. Beyond the last tile there is only the group: groups are
+  // counted, so every tile has one. No branch for that: the copies are to run into the scores.
+  __device__ __forceinline__ void copy_tile(int slot, int32_t index, bool is_tile = true) const {
     const uint32_t page = __umulhi(index, p.kv.page_factor) >> p.kv.page_shift;
-    const int64_t offset =
-        index < 0 ? -1 : index * p.kv.row_bytes + static_cast<int64_t>(page) * p.kv.page_gap;
+    const int64_t offset = index * p.kv.row_bytes + static_cast<int64_t>(page) * p.kv.page_gap;
+    const uint64_t place = reinterpret_cast<uint64_t>(p.kv.base) + (index < 0 ? 0 : offset);
+    const uint32_t valid = __ballot_sync(~0u, index >= 0);
     const uint32_t rows =
         shared_address(ring) + slot * C::kTileBytes + warp * kCopyRows * C::kRowBytes;
-    const uint32_t chunk = fresh((lane ^ (warp * kCopyRows & 7)) << 4);
+    const uint32_t self = fresh(lane);
+    const uint32_t chunk = (self ^ (warp * kCopyRows & 7)) << 4;
 #pragma unroll
     for (int i = 0; i < kCopyRows; ++i) {
-      const int64_t row_offset = __shfl_sync(~0u, offset, i);
+      const uint64_t source = __shfl_sync(~0u, place, i) + self * 16;
       const uint32_t target = rows + i * C::kRowBytes + (chunk ^ (i << 4));
-      const uint8_t* source = p.kv.base + (row_offset < 0 ? 0 : row_offset) + lane * 16;
-      const int bytes = row_offset < 0 ? 0 : 16;
 #pragma unroll
       for (int part = 0; part < C::kRowBytes; part += 512)
-        copy_async_16(target + part, source + part, bytes);
+        copy_async_16(target + part, reinterpret_cast<const void*>(source + part),
+                      (valid >> i & 1) * 16, is_tile);
     }
     copy_async_commit();
   }
 
   __device__ __forceinline__ void load_ahead(int tile, int slot) {
-    // Beyond the end every index is masked: zeros are written to a slot that nobody reads. That costs
-    // less than a branch here, where the copies run into the scores.
-    copy_tile(slot == 0 ? C::kStages - 1 : slot - 1, copy_index);
+    copy_tile(slot == 0 ? C::kStages - 1 : slot - 1, copy_index,
+              tile + C::kStages - 1 < end_tile);
     copy_index = index_of_copy(tile + C::kStages);
   }
 
@@ -281,8 +282,8 @@ class Block {
 
   // Scores of this thread's own rows: row lane / 4 (+ 8), keys octet * 8 + lane % 4 * 2 (+ 1).
   __device__ __forceinline__ void scores(uint32_t keys, float (&s)[C::kOwnRows][C::kOctets][2]) {
-    // One octet alone would be one long chain of dependent additions; four sums are added up at last.
-    constexpr int kChains = C::kOctets == 1 ? 4 : 1;
+    // One octet alone would be one long chain of dependent additions; several sums are added up at last.
+    constexpr int kChains = C::kOctets > 1 ? 1 : C::kIsFp8 ? 2 : 4;
     float sum[kChains][C::kOctets][4] = {};
     const uint32_t self = fresh(lane);
     const uint32_t row = keys + (key_group * C::kWarpKeys + self % 8) * C::kRowBytes +
@@ -315,8 +316,8 @@ class Block {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         whole[i] = sum[0][octet][i];
-        if constexpr (kChains == 4)
-          whole[i] = (whole[i] + sum[1][octet][i]) + (sum[2][octet][i] + sum[3][octet][i]);
+#pragma unroll
+        for (int chain = 1; chain < kChains; ++chain) whole[i] += sum[chain][octet][i];
       }
       if constexpr (C::kHalves == 1) {
         s[0][octet][0] = whole[0];
@@ -328,7 +329,7 @@ class Block {
         s[0][octet][0] = half == 0 ? whole[0] : whole[2];
         s[0][octet][1] = half == 0 ? whole[1] : whole[3];
         float2* sent = reinterpret_cast<float2*>(inbox(head_tile, key_group, 1 - half));
-        sent[octet * 32 + lane] = half == 0 ? make_float2(whole[2], whole[3])
+        sent[octet * 32 + self] = half == 0 ? make_float2(whole[2], whole[3])
                                             : make_float2(whole[0], whole[1]);
       }
     }
@@ -337,7 +338,7 @@ class Block {
       const float2* received = reinterpret_cast<const float2*>(inbox(head_tile, key_group, half));
 #pragma unroll
       for (int octet = 0; octet < C::kOctets; ++octet) {
-        const float2 other = received[octet * 32 + lane];
+        const float2 other = received[octet * 32 + self];
         s[0][octet][0] += other.x;
         s[0][octet][1] += other.y;
       }
@@ -350,11 +351,12 @@ class Block {
   }
 
   // Row of the head tile of a thread's own row i.
-  __device__ __forceinline__ int own_row(int i) const {
-    return C::kHalves == 2 ? half * 8 + lane / 4 : i * 8 + lane / 4;
+  __device__ __forceinline__ int own_row(int i, uint32_t self) const {
+    return (C::kHalves == 2 ? half : i) * 8 + self / 4;
   }
 
   __device__ __forceinline__ void softmax(uint32_t valid, float (&s)[C::kOwnRows][C::kOctets][2]) {
+    const uint32_t self = fresh(lane);
     float largest[C::kOwnRows];
 #pragma unroll
     for (int i = 0; i < C::kOwnRows; ++i) {
@@ -363,14 +365,14 @@ class Block {
       for (int octet = 0; octet < C::kOctets; ++octet)
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          const int key = octet * 8 + lane % 4 * 2 + j;
+          const int key = octet * 8 + self % 4 * 2 + j;
           if (!(valid >> key & 1)) s[i][octet][j] = -INFINITY;
           largest[i] = fmaxf(largest[i], s[i][octet][j]);
         }
       largest[i] = fmaxf(largest[i], __shfl_xor_sync(~0u, largest[i], 1));
       largest[i] = fmaxf(largest[i], __shfl_xor_sync(~0u, largest[i], 2));
     }
-    if constexpr (C::kKeyGroups > 1) share_maxima(largest);
+    if constexpr (C::kKeyGroups > 1) share_maxima(largest, self);
 
     uint8_t* tile = probabilities + head_tile * 16 * C::kProbabilityRowBytes;
 #pragma unroll
@@ -381,7 +383,7 @@ class Block {
       const float factor = exp2_fast(maximum[i] - subtracted);
       maximum[i] = next;
       total[i] *= factor;
-      const int row = own_row(i);
+      const int row = own_row(i, self);
 #pragma unroll
       for (int octet = 0; octet < C::kOctets; ++octet) {
         const float first = exp2_fast(fmaf(s[i][octet][0], scale, -subtracted));
@@ -390,9 +392,9 @@ class Block {
         total[i] += first + second;
         const int chunk = probability_chunk(row, key_group * C::kOctets + octet);
         *reinterpret_cast<uint32_t*>(tile + row * C::kProbabilityRowBytes + chunk * 16 +
-                                     lane % 4 * 4) = pair;
+                                     self % 4 * 4) = pair;
       }
-      if (key_group == 0 && lane % 4 == 0) *factor_of(head_tile, row) = factor;
+      if (key_group == 0 && self % 4 == 0) *factor_of(head_tile, row) = factor;
     }
   }
 
@@ -407,11 +409,11 @@ class Block {
   }
 
   // Row maxima over all key groups; only the warps that share the rows meet.
-  __device__ __forceinline__ void share_maxima(float (&largest)[C::kOwnRows]) {
+  __device__ __forceinline__ void share_maxima(float (&largest)[C::kOwnRows], uint32_t self) {
     float* own = reinterpret_cast<float*>(inbox(head_tile, key_group, half));
-    if (lane % 4 == 0) {
+    if (self % 4 == 0) {
 #pragma unroll
-      for (int i = 0; i < C::kOwnRows; ++i) own[i * 8 + lane / 4] = largest[i];
+      for (int i = 0; i < C::kOwnRows; ++i) own[i * 8 + self / 4] = largest[i];
     }
     barrier(5 + head_tile * C::kHalves + half, C::kKeyGroups * 32);
 #pragma unroll
@@ -419,14 +421,15 @@ class Block {
       const float* other = reinterpret_cast<const float*>(inbox(head_tile, group, half));
 #pragma unroll
       for (int i = 0; i < C::kOwnRows; ++i)
-        largest[i] = fmaxf(largest[i], other[i * 8 + lane / 4]);
+        largest[i] = fmaxf(largest[i], other[i * 8 + self / 4]);
     }
   }
 
   __device__ __forceinline__ void rescale() {
+    const uint32_t row = fresh(lane) / 4;
 #pragma unroll
     for (int m = 0; m < C::kHeadTiles; ++m) {
-      const float low = *factor_of(m, lane / 4), high = *factor_of(m, lane / 4 + 8);
+      const float low = *factor_of(m, row), high = *factor_of(m, row + 8);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         output[m][j][0] *= low;
@@ -511,7 +514,7 @@ class Block {
       float sum = total[i];
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
-      const int row = head_tile * 16 + own_row(i);
+      const int row = head_tile * 16 + own_row(i, lane);
       if (lane % 4 == 0) {
         totals[key_group * C::kRows + row] = sum;
         if (key_group == 0) maxima[row] = maximum[i];
@@ -576,23 +579,6 @@ class Block {
     });
     if (warp == 0 && lane % 4 == 0) p.part_lse[place] = lse;
   }
-
-  // The block that counts a token's last part joins them all. It leaves the counter at zero.
-  __device__ __forceinline__ void combine_if_last(int token, const Slots& slots) const {
-    int* counter = p.counters + (token - p.plan.whole_tokens);
-    int* before = reinterpret_cast<int*>(probabilities);
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      *before = atomicAdd(counter, 1);
-      if (*before < 0 || *before >= slots.parts) __trap();  // the counters were not zeroed
-      __threadfence();
-    }
-    __syncthreads();
-    if (*before != slots.parts - 1) return;
-    if (threadIdx.x == 0) *counter = 0;
-    combine_in_place(p, token, slots, reinterpret_cast<float*>(ring));
-  }
 };
 
 template <typename C>
@@ -601,12 +587,13 @@ __global__ void __launch_bounds__(kThreads, 1) forward(const __grid_constant__ P
   Block<C> block(p, shared);
   const Schedule& plan = p.plan;
   const int self = static_cast<int>(blockIdx.x);
+  auto* parked = reinterpret_cast<volatile Position*>(shared + C::kInboxesEnd);
   Position at = first_position(plan, self);
   while (at < plan.whole_tokens * plan.splits) {
+    if (C::kIsParked) *parked = at;  // every thread writes the same, and reads what it wrote
     block.attend(range_at(plan, self, at));
-    // A new value to the compiler, so that nothing derived from the old one takes up registers in
-    // attend: with 64 heads there is none to spare.
-    at += plan.zero;
+    // A new value to the compiler, so that nothing derived from the old one is kept through attend.
+    at = C::kIsParked ? *parked : at + plan.zero;
     block.finish(range_at(plan, self, at).token, slot_at(plan, self, at));
     at = next_position(plan, self, static_cast<int>(gridDim.x), at);
   }

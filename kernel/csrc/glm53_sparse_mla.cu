@@ -71,7 +71,8 @@ static int32_t check_shapes(const glm53_sparse_mla_args& a) {
 
 static int32_t check_memory(const glm53_sparse_mla_args& a) {
   const int64_t element = a.kv_dtype == GLM53_KV_BF16 ? 2 : 1;
-  if (!a.q || !a.kv || !a.out || !a.workspace || (!a.indices && a.width)) return GLM53_ERROR_NULL;
+  if (!a.q || !a.kv || !a.out || (!a.indices && a.width)) return GLM53_ERROR_NULL;
+  if (!a.workspace && a.workspace_bytes) return GLM53_ERROR_NULL;
   for (const void* pointer : {a.q, a.kv, static_cast<const void*>(a.out),
                               static_cast<const void*>(a.workspace)})
     if (!is_aligned(pointer, 16)) return GLM53_ERROR_ALIGNMENT;
@@ -126,12 +127,23 @@ static Params make_params(const glm53_sparse_mla_args& a, const Plan& plan, int3
   p.score_scale = a.softmax_scale * a.kv_scale * kLog2E;
   p.out_scale = a.kv_scale;
   p.rows = rows;
-  p.is_combined_in_place = plan.is_combined_in_place;
-  auto* memory = static_cast<uint8_t*>(a.workspace);
-  p.counters = reinterpret_cast<int32_t*>(memory);
-  p.part_lse = reinterpret_cast<float*>(memory + GLM53_SPARSE_MLA_COUNTER_BYTES);
+  p.part_lse = static_cast<float*>(a.workspace);
   p.part_out = p.part_lse + slots * rows;
   return p;
+}
+
+template <int kGroups, int kColumnWarps>
+static cudaError_t launch_combine(const Params& p, cudaStream_t stream) {
+  const int64_t rows = static_cast<int64_t>(p.plan.tokens - first_split_token(p.plan)) * p.heads;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<uint32_t>(rows), kWidth / (kColumnWarps * 32 * 4));
+  config.blockDim = dim3(kGroups * kColumnWarps * 32);
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, combine<kGroups, kColumnWarps>, p);
+}
+
+static cudaError_t launch_combine(const Plan& plan, const Params& p, cudaStream_t stream) {
+  return plan.parts <= kFewParts ? launch_combine<1, 4>(p, stream) : launch_combine<8, 1>(p, stream);
 }
 
 static int32_t launch(const Kernel& kernel, const Plan& plan, const Params& p,
@@ -148,11 +160,7 @@ static int32_t launch(const Kernel& kernel, const Plan& plan, const Params& p,
   void* arguments[] = {&copy};
   error = cudaLaunchKernel(kernel.function, dim3(plan.blocks), dim3(kThreads), arguments,
                            kernel.shared_bytes, stream);
-  if (error == cudaSuccess && plan.parts > 1 && !plan.is_combined_in_place) {
-    const dim3 grid(p.plan.tokens * p.heads, kWidth / kCombineColumns);
-    combine<<<grid, kCombineWarps * 32, 0, stream>>>(p);
-    error = cudaGetLastError();
-  }
+  if (error == cudaSuccess && plan.parts > 1) error = launch_combine(plan, p, stream);
   return cuda_code(error);
 }
 

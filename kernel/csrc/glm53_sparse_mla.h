@@ -88,15 +88,12 @@ GLM53_API int32_t glm53_sparse_mla_query(int32_t device, glm53_device* out);
  *
  * splits 0 (automatic): independent of `tokens`; 2 * sm_count * 16*ceil-of-heads * 2 KB, so 8.7 MB for
  *   16 heads and 35 MB for 64 on 132 multiprocessors.
- * splits 1: the counters alone. splits n > 1: tokens * n * rows * 2 KB.
- */
+ * splits 1: none. splits n > 1: tokens * n * rows * 2 KB.
+ *
+ * It may hold anything, and holds nothing between calls. Two launches that may run at the same time
+ * need two. */
 GLM53_API int32_t glm53_sparse_mla_workspace(int64_t tokens, int32_t heads, int32_t splits,
                                              int32_t sm_count, uint64_t* bytes);
-
-/* The first GLM53_SPARSE_MLA_COUNTER_BYTES of a workspace are counters: zero them once, after
- * allocation. A launch leaves them zero. Nothing else may write them, and two launches that may run
- * at the same time need two workspaces. The rest of it may hold anything. */
-#define GLM53_SPARSE_MLA_COUNTER_BYTES 4096
 
 typedef struct glm53_sparse_mla_args {
   uint32_t size;    /* sizeof(glm53_sparse_mla_args) */
@@ -155,7 +152,7 @@ typedef struct glm53_sparse_mla_args {
   /* Multiprocessors to use; 0 for all of the current device. Automatic mode only. */
   int32_t sm_count;
 
-  void* workspace; /* device memory, 16-byte aligned, see above */
+  void* workspace; /* device memory, 16-byte aligned; may be NULL where it needs no bytes */
   uint64_t workspace_bytes;
 
   void* stream; /* cudaStream_t of the current device; NULL is the default stream */

@@ -38,10 +38,8 @@ struct Params {
   float out_scale;    // kv_scale
 
   // Partial results: per slot and row 512 values, normalised, and the log2 of what they were divided
-  // by; per spread token a counter of the parts that are written.
+  // by.
   int32_t rows;  // of a slot
-  int32_t is_combined_in_place;
-  int32_t* counters;
   float* part_lse;
   float* part_out;
 };

@@ -20,11 +20,14 @@ __device__ __forceinline__ uint32_t fresh(uint32_t value) {
 }
 
 // Starts a copy of 16 bytes to shared memory. With `bytes` 0 the target is zeroed and the source is
-// not read, so it may be any address.
-__device__ __forceinline__ void copy_async_16(uint32_t target, const void* source, int bytes) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(target),
-               "l"(source), "r"(bytes)
-               : "memory");
+// not read, so it may be any address. Does nothing where `is_wanted` is false.
+__device__ __forceinline__ void copy_async_16(uint32_t target, const void* source, int bytes,
+                                              bool is_wanted = true) {
+  asm volatile(
+      "{\n.reg .pred wanted;\nsetp.ne.b32 wanted, %3, 0;\n"
+      "@wanted cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n}\n" ::"r"(target),
+      "l"(source), "r"(bytes), "r"(static_cast<int>(is_wanted))
+      : "memory");
 }
 
 __device__ __forceinline__ void copy_async_commit() {

@@ -58,6 +58,11 @@ struct Slots {
   }
 };
 
+// Tokens before it are whole: every token from here on may have several parts.
+__host__ __device__ inline int32_t first_split_token(const Schedule& plan) {
+  return plan.splits == 1 ? plan.whole_tokens : 0;
+}
+
 // Where piece i of a run of tiles starts, when the first `longer` pieces have one tile more.
 __host__ __device__ inline int32_t piece_begin(int32_t i, int32_t tiles, int32_t longer) {
   return i * tiles + (i < longer ? i : longer);

@@ -1,7 +1,7 @@
 """The C library of csrc/glm53_sparse_mla.h, loaded and checked. Standard library only, no torch.
 
-Tensors are passed as addresses and strides; `Arguments` has the header's names and meanings. Nothing
-is loaded when this module is imported.
+Tensors are passed as addresses and strides; `Arguments` has the header's names and meanings.
+Nothing is loaded when this module is imported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ ABI = 1
 WIDTH = 512
 MAX_HEADS = 64
 MAX_SPLITS = 64
-COUNTER_BYTES = 4096
 KV_BF16, KV_E4M3 = 0, 1
 
 # Where the image has it; a wheel has it beside this module.
@@ -139,14 +138,14 @@ class Library:
         self._bind()
         found = int(self._library.glm53_sparse_mla_abi())
         if found != ABI:
-            raise LibraryError(f"{self.path}: expected ABI {ABI}, which this package was written "
-                               f"for, found {found}; install library and package of one build")  # fmt: skip
+            raise LibraryError(f"{self.path}: expected ABI {ABI}, as this package has it, found "
+                               f"{found}; install library and package of one build")  # fmt: skip
 
     def _bind(self) -> None:
         missing = [name for name in _FUNCTIONS if not hasattr(self._library, name)]
         if missing:
-            raise LibraryError(f"{self.path}: expected the functions of glm53_sparse_mla.h, found "
-                               f"no {', '.join(missing)}; build it: build.py kernel build")  # fmt: skip
+            raise LibraryError(f"{self.path}: expected what the header declares, found no "
+                               f"{', '.join(missing)}; build it: build.py kernel build")  # fmt: skip
         library = self._library
         for name in _FUNCTIONS:
             getattr(library, name).restype = ctypes.c_int32

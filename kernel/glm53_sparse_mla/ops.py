@@ -24,7 +24,7 @@ import functools
 
 import torch
 
-from glm53_sparse_mla.library import COUNTER_BYTES, KV_BF16, KV_E4M3, WIDTH, Arguments, Library
+from glm53_sparse_mla.library import KV_BF16, KV_E4M3, WIDTH, Arguments, Library
 
 _KINDS = {torch.bfloat16: KV_BF16, torch.float8_e4m3fn: KV_E4M3}
 _SCHEMAS = (
@@ -50,9 +50,7 @@ def workspace(tokens: int, heads: int, splits: int, device: torch.device) -> tor
     index = torch.device(device).index
     found = library().require(torch.cuda.current_device() if index is None else index)
     size = library().workspace_bytes(tokens, heads, splits, found.sm_count)
-    space = torch.empty(size, dtype=torch.uint8, device=device)
-    space[:COUNTER_BYTES].zero_()
-    return space
+    return torch.empty(size, dtype=torch.uint8, device=device)
 
 
 def forward_out(

@@ -115,7 +115,7 @@ def test_real_compilation_is_repeatable_and_plain(tmp_path: Path, platform: str)
     assert len(digests) == 1
     assert built.targets == ("sm_90a", "sm_120a", "sm_121a", "compute_120")
     assert all(fatbin.runs_on(fatbin.device_code(data), arch) for arch in ("sm_120", "sm_121"))
-    assert b"glm53_gather_rows" in data
+    assert b"glm53_sparse_mla_forward" in data
     assert not [word for word in (b"libtorch", b"libc10", b"Py_", str(tmp_path).encode())
                 if word in data]  # fmt: skip
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".so"]

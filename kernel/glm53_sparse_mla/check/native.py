@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from glm53_sparse_mla.check.inputs import PAGE, Inputs
-from glm53_sparse_mla.library import COUNTER_BYTES, KV_BF16, KV_E4M3, Arguments, Library
+from glm53_sparse_mla.library import KV_BF16, KV_E4M3, Arguments, Library
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,12 +62,11 @@ class Native:
         self.library.forward(arguments)
 
     def _room(self, tokens: int, heads: int, splits: int) -> Tensor:
-        """A workspace that is large enough: counters of zero, and NaN in the rest."""
+        """A workspace that is large enough, of NaN."""
         import torch
 
         needed = self.library.workspace_bytes(tokens, heads, splits, self.device.sm_count)
         if self._workspace is None or self._workspace.numel() < needed:
             room = torch.full((needed,), 0xFF, dtype=torch.uint8, device="cuda")
-            room[:COUNTER_BYTES] = 0
             self._workspace = room
         return self._workspace
