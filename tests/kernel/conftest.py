@@ -1,8 +1,7 @@
-"""Patched vLLM trees of Python files, the plug-in installed beside them, and the smoke environment."""
+"""Patched vLLM trees of Python files, stand-ins for the library, and the smoke environment."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -89,10 +88,9 @@ def run_python(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Callab
 
     def run(*words: str | Path) -> str:
         home = tmp_path_factory.mktemp("home")
-        environment = _environment(home) | {"OMP_NUM_THREADS": str(os.cpu_count() or 1)}
         done = subprocess.run(
             [python, "-I", "-W", "ignore", "-X", f"pycache_prefix={cache}", *words],
-            cwd=home, env=environment, capture_output=True, text=True, check=False,
+            cwd=home, env=_environment(home), capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
         return done.stdout
