@@ -25,15 +25,16 @@ def test_no_torch_is_a_sentence() -> None:
     assert done.stderr.startswith("torch: expected it") and "Traceback" not in done.stderr
 
 
+@pytest.fixture(scope="module")
+def found(python: Path) -> dict[str, list[dict[str, Any]]]:
+    done = call(python, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    result: dict[str, list[dict[str, Any]]] = json.loads(done.stdout)
+    return result
+
+
 @pytest.mark.network
 class TestExperiments:
-    @pytest.fixture(scope="class")
-    def found(self, python: Path) -> dict[str, list[dict[str, Any]]]:
-        done = call(python, "--format", "json")
-        assert done.returncode == 0, done.stderr
-        result: dict[str, list[dict[str, Any]]] = json.loads(done.stdout)
-        return result
-
     def test_far_off_scales_make_the_experts_vanish(self, found: dict[str, Any]) -> None:
         size = {row["scale is off by"]: row["size of the output"] for row in found["scale"]}
         assert size["2^0"] == pytest.approx(1, abs=0.1)
