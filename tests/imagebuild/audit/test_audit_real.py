@@ -37,6 +37,11 @@ _MEASURED = (
 Releases = dict[str, dict[str, dict[str, Any]]]
 
 
+# What --latest 12 named on 2026-11-29.
+GRID = ("0.24.0", "0.25.0", "0.25.1", "0.26.0", "0.27.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0",
+        "0.31.0", "0.32.0", "0.33.0")  # fmt: skip
+
+
 def audit(
     root: Path, *arguments: str, environment: dict[str, str] | None = None
 ) -> tuple[int, dict[str, Any], str]:
@@ -121,3 +126,22 @@ def test_a_cold_audit_is_small(tmp_path: Path) -> None:
     (warm,) = document["releases"]
     assert (warm["bytes_fetched"], warm["requests"]) == (0, 0)
     assert warm["patches"] == release["patches"]
+
+
+def test_a_grid_of_twelve_releases_is_small(tmp_path: Path) -> None:
+    environment = {"IMAGEBUILD_CACHE": str(tmp_path / "cache")}
+    wanted = [word for version in GRID for word in ("--against", version)]
+    code, document, said = audit(REPOSITORY, *wanted, environment=environment)
+    assert (code, document["failures"]) == (0, []), said
+    releases = by_release(document)
+    assert tuple(releases) == GRID
+    for version, patches in releases.items():
+        # Those before a patch's first range say so; the others are the supported ones.
+        before = {name for name, one in patches.items() if one["verdict"] == "not_applicable"}
+        assert before == (set(patches) if version < "0.31" else set())
+        assert all("is before its first range, >=0.31" in patches[name]["why"] for name in before)
+    assert 0 < document["bytes_fetched"] < 60_000_000
+    assert int(said.rstrip().split("\n")[-1]) * 1024 < 400e6  # ru_maxrss is in KiB
+    _code, again, _said = audit(REPOSITORY, *wanted, "--offline", environment=environment)
+    assert (again["bytes_fetched"], again["requests"]) == (0, 0)
+    assert by_release(again) == releases
