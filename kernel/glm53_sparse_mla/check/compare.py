@@ -33,8 +33,9 @@ class Limits:
 # Rounding the output to bf16 alone is a norm-relative difference of 1.65e-3; these leave the
 # rounding of the weights in, and nothing else. For 2,048 random keys, over all tokens of a case.
 STRICT = Limits(max_rel=4.1e-3, norm_rel=2.0e-3, cosine=0.999998, lse=1e-3)
-# For one token, whatever its mask: with few keys the weights' roundings do not average out.
-TOKEN = Limits(max_rel=4.1e-3, norm_rel=4.1e-3, cosine=0.99999, lse=1e-3)
+# For one token, whatever its mask: with few keys the weights' roundings do not average out. Largest
+# found on an H200, 2026-11-29, over 1,300 launches: 4.07e-3 and 2.12e-3.
+TOKEN = Limits(max_rel=8e-3, norm_rel=4.1e-3, cosine=0.99999, lse=1e-3)
 
 
 @dataclass(frozen=True)
