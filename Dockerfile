@@ -44,6 +44,7 @@ RUN --network=none \
     --mount=type=bind,source=imagebuild/errors.py,target=/build/imagebuild/errors.py \
     --mount=type=bind,source=imagebuild/nvcc.py,target=/build/imagebuild/nvcc.py \
     --mount=type=bind,source=imagebuild/verify/fatbin.py,target=/build/imagebuild/verify/fatbin.py \
+    --mount=type=bind,source=imagebuild/verify/ptxas.py,target=/build/imagebuild/verify/ptxas.py \
     --mount=type=bind,from=cuda,target=/build/cuda \
     cd /build && python3 -B -m imagebuild.nvcc --source csrc --cuda cuda \
         --platform "${TARGETPLATFORM}" --out /out/usr/local/lib/glm53/libglm53_kernel.so
@@ -104,6 +105,9 @@ FROM patched AS verified
 ARG SOURCE_DATE_EPOCH
 ARG RECIPE
 COPY --from=kernel /out/ /
+RUN --network=none \
+    --mount=type=bind,from=inputs,source=/out/plugin,target=/src \
+    cd /src && python3 -B -m imagebuild.steps.plugin --source kernel
 RUN --network=none \
     --mount=type=bind,from=inputs,source=/out/series,target=/src \
     python3 -B /src/verify-base.py --recipe "${RECIPE}"

@@ -12,12 +12,14 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from imagebuild import plugin
 from imagebuild.config import Recipe, load_recipe, recipes
 from imagebuild.errors import UsageError
 from imagebuild.steps.run import finish, say
 
 _ROOTS = ("imagebuild.steps.series", "imagebuild.verify.script")
 _FLASHKDA = ("imagebuild.steps.flashkda",)
+_PLUGIN = ("imagebuild.steps.plugin",)
 _HEADERS = "image/runtime/link_cuda_headers.py"
 _RUNTIME = Path("image/runtime")
 _ENTRYPOINT = _RUNTIME / "entrypoint.py"
@@ -43,6 +45,7 @@ def _run(arguments: Sequence[str]) -> None:
     copy(root / _RUNTIME, serving_files(root), out / "runtime" / _SHARE)
     copy(root, template_files(root), out / "runtime" / _SHARE)
     copy(root, flashkda_files(root), out / "flashkda")
+    copy(root, plugin_files(root), out / "plugin")
     say(f"inputs: {len(set(series))} files for series and verify")
 
 
@@ -96,6 +99,17 @@ def template_files(root: Path) -> Iterator[Path]:
     """Our own modules that edit the chat template at each start."""
     start = root / _RUNTIME / "glm_chat_template.py"
     yield from (path.relative_to(root) for path in _imported(root, [start]) - {start})
+
+
+def plugin_files(root: Path) -> Iterator[Path]:
+    """What the plug-in's step reads: its modules, and the package with its metadata."""
+    yield from (path.relative_to(root) for path in _imported(root, [
+        path for path in (_module_file(root, name) for name in _PLUGIN) if path
+    ]))  # fmt: skip
+    folder = root / plugin.FOLDER
+    if (folder / "pyproject.toml").is_file():
+        yield Path(plugin.FOLDER) / "pyproject.toml"
+        yield from (p.relative_to(root) for p in sorted((folder / plugin.PACKAGE).rglob("*.py")))
 
 
 def _imported(root: Path, starts: Iterable[Path | None]) -> set[Path]:

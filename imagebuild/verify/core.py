@@ -10,7 +10,7 @@ from imagebuild.errors import UsageError
 from imagebuild.lock import BaseLock, Lock
 from imagebuild.patching.patch import GPU_ARCHES, GpuArch
 from imagebuild.patching.tree import VLLM, DirTree, Identity, identify
-from imagebuild.verify import deep, flashkda, patches, shadows, versions
+from imagebuild.verify import deep, flashkda, patches, plugin, shadows, versions
 from imagebuild.verify.patches import Subject
 from imagebuild.verify.report import VerifyReport
 
@@ -70,6 +70,11 @@ def verify(
         flashkda.check(about, root, arch, recipe.platforms)
     else:
         about.skip("it is a part of vLLM")
+    about = report.group("plug-in")
+    if recipe.project == VLLM:
+        plugin.check(about, root, arch, in_base=in_base)
+    else:
+        about.skip("it is one of vLLM")
     record = base.deep if base else None
     series = manifest.series if manifest else None
     deep.check_record(report.group("deep probes"), record, series, root)

@@ -207,6 +207,10 @@ def scales():
     from vllm.config import vllm as config
     from vllm.model_executor.layers.quantization import modelopt
 
+    # No process group is made here.
+    parameter = importlib.import_module("vllm.model_executor.parameter")
+    parameter.get_tensor_model_parallel_rank = lambda: 0
+    parameter.get_tensor_model_parallel_world_size = lambda: 1
     method = modelopt.ModelOptNvFp4FusedMoE
     seen = []
     # The kernels that it prepares weights for need a GPU.

@@ -38,6 +38,8 @@ def test_a_patched_tree_is_ok_and_each_group_is_one_line(make: Callable[..., sit
         "  foreign files: 11 files below vllm/, flashinfer/ ok",
         "  installed: 2 projects ok",
         "  FlashKDA: the fixed one, the file of vLLM 0.31.0 (x86_64); code for sm_90a, sm_120f ok",
+        "  plug-in: not checked: the tree has no plug-in, so that only the routes of vLLM itself "
+        "are served",
         "  deep probes: not checked: none is recorded for this release",
         "verify ok",
     ]
