@@ -124,8 +124,6 @@ def _memory(s: Settings) -> Iterator[str]:
             f"{_set(s, 'GPU_MEMORY_UTILIZATION')}: on {s.profile.name} the GPU's memory is the "
             f"machine's, which hangs above {_UNIFIED_CEILING}"
         )
-    if s.profile.is_unified and not cap:
-        yield "GLM_TORCH_MEMORY_FRACTION must be set on unified memory"
     if cap and cap >= 1:
         yield f"{_set(s, 'TORCH_MEMORY_FRACTION')} caps nothing; expected less than 1"
     if cap and cap <= share:
