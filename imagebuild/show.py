@@ -72,3 +72,13 @@ def finding_json(finding: Finding) -> Json:
         "message": finding.message,
         "fix": finding.fix,
     }
+
+
+def offsets(reports: Iterable[PatchReport]) -> list[str]:
+    """A sentence for each hunk of a diff that fits elsewhere than the diff says."""
+    return [
+        f"{report.patch.name}: {finding.message}"
+        for report in reports
+        for finding in report.findings
+        if finding.code == "offset"
+    ]

@@ -72,7 +72,7 @@ def shower(context: Context) -> Callable[[Release | Failure, int, int], None]:
             idle = one.is_for_nobody and not one.exit_code
             word = "no patch is for it" if idle else words.get(one.exit_code, "broken")
         of = f" ({count} of {total})" if total > 1 else ""
-        context.console.step(f"audited vLLM {name}{of}: {word}")
+        context.console.step(f"audited {context.recipe.title} {name}{of}: {word}")
 
     return told
 

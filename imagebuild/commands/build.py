@@ -8,7 +8,7 @@ from imagebuild.commands import image
 from imagebuild.commands.context import Context, host_arch
 from imagebuild.engines.tree import Built, Request, build, up_to_date
 from imagebuild.errors import UsageError
-from imagebuild.show import report_rows
+from imagebuild.show import offsets, report_rows
 
 _IMAGE_OPTIONS = ("base", "tag", "cluster", "mentat_version", "flashkda", "builder", "toolchain",
                   "build_context", "secret", "push", "no_load", "no_cache")  # fmt: skip
@@ -104,6 +104,8 @@ def _show(context: Context, request: Request, built: Built) -> None:
         base = f"{request.recipe.title} {request.base.version}"
         console.table(f"{request.recipe.name} {request.gpu_arch}, {base}",
                       ("patch", "verdict", "what"), rows)  # fmt: skip
+        for sentence in offsets(built.result.evaluation.reports):
+            console.result(f"  i {sentence}")
     done = "built" if built.did_work else "up to date, nothing done"
     for sentence in built.warnings:
         console.result(f"  ! {sentence}")

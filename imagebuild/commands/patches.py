@@ -16,7 +16,7 @@ from imagebuild.patching.apply import Result, apply, pristine, revert
 from imagebuild.patching.manifest import MANIFEST, read_manifest
 from imagebuild.patching.patch import GPU_ARCHES, GpuArch, Patch, Variant
 from imagebuild.patching.series import Series
-from imagebuild.show import report_json, report_rows
+from imagebuild.show import offsets, report_json, report_rows
 
 
 def list_patches(context: Context) -> int:
@@ -139,6 +139,8 @@ def _show_written(context: Context, root: Path, result: Result, word: str) -> No
     reports = result.evaluation.reports if result.evaluation else ()
     if reports:
         context.console.table(str(root), ("patch", "verdict", "what"), report_rows(reports))
+        for sentence in offsets(reports):
+            context.console.result(f"  i {sentence}")
     done = f"{len(result.written)} files {word}" if result.written else "nothing to do"
     context.console.verdict(f"{root}: {done}", 0)
     context.console.document({

@@ -205,12 +205,16 @@ def identify(tree: Tree, *, source: str, project: str = VLLM) -> Identity:
 def _identify_by_metadata(tree: Tree, source: str, project: str) -> Identity:
     """Version of a project as its METADATA says. Raises UsageError."""
     escaped = re.sub(r"[-_.]+", "_", project)
-    for name in dict.fromkeys([escaped, escaped.lower(), project]):
-        for path in tree.iter(f"{name}-"):
-            if path.count("/") == 1 and path.endswith(".dist-info/METADATA"):
-                head = email.parser.BytesHeaderParser().parsebytes(tree.read(path))
-                if version := str(head.get("Version", "")).strip():
-                    return Identity(version, "", source, project)
+    # Spelled as usual; else by its letters alone, since some builders keep capitals: PyYAML-6.0.
+    for prefix in (f"{escaped}-", escaped[:1].lower(), escaped[:1].upper()):
+        for path in tree.iter(prefix):
+            folder = path.removesuffix(".dist-info/METADATA")
+            name = re.sub(r"[-_.]+", "_", folder.partition("-")[0])
+            if folder == path or "/" in folder or name.lower() != escaped.lower():
+                continue
+            head = email.parser.BytesHeaderParser().parsebytes(tree.read(path))
+            if version := str(head.get("Version", "")).strip():
+                return Identity(version, "", source, project)
     raise UsageError(
         f"{source}: expected a site-packages with {project} in it, found no METADATA of it",
         hint=f"name the folder that holds {escaped}-*.dist-info",

@@ -224,7 +224,7 @@ def as_patch(
         origin=fields.get("Origin", ""),
         variants=(Variant(versions=fields["Versions"], edits=diff.edits),),
         reason=claims.get("REASON") or _UNKNOWN,
-        effect=claims.get("EFFECT") or _written(diff, covered),
+        effect=claims.get("EFFECT") or written(diff.edits, covered),
         absorbed=claims.get("ABSORBED"),
         needs=tuple(dict.fromkeys([*below, *diff.needs])),
         knob=fields.get("Knob", ""),
@@ -240,6 +240,7 @@ def as_patch(
     )
 
 
+_WRITTEN = "the new lines of the diff are in its files"
 _UNKNOWN = Probe(
     claim="upstream still has the fault (taken for granted: the diff names no probe)",
     check=lambda _tree: Answer.of(True, "the diff names no probe"),
@@ -250,16 +251,21 @@ _TEXT_ALONE = Probe(
 )
 
 
-def _written(diff: Diff, covered: frozenset[str]) -> Probe:
-    """Holds where each hunk's new lines stand, but for files that a later diff changes."""
-    asked = [edit for edit in diff.edits if edit.path not in covered]
+def is_written_alone(patch: Patch) -> bool:
+    """Whether the effect of a patch is that its hunks are there: those of `written`."""
+    return patch.effect.claim == _WRITTEN
+
+
+def written(edits: tuple[Edit, ...], covered: frozenset[str] = frozenset()) -> Probe:
+    """Holds where each hunk's new lines stand, but for the files in `covered`."""
+    asked = [edit for edit in edits if edit.path not in covered]
 
     def check(tree: Tree) -> Answer:
         for edit in asked:
             text = tree.read(edit.path).decode("utf-8").replace("\r\n", "\n")
             if edit.text not in text:
                 return Answer.of(False, f"{edit.label} is not in {edit.path}")
-        return Answer.of(True, f"{len(asked)} of {len(diff.edits)} hunks looked for")
+        return Answer.of(True, f"{len(asked)} of {len(edits)} hunks looked for")
 
     paths = tuple(sorted({edit.path for edit in asked}))
-    return Probe("the new lines of the diff are in its files", check, paths)
+    return Probe(_WRITTEN, check, paths)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from imagebuild.patching import text as text_of
+from imagebuild.patching import unified
 from imagebuild.patching.evaluate import (
     Fingerprints,
     PatchReport,
@@ -101,7 +102,10 @@ class Ported:
                 continue
             kept = [dataclasses.replace(variant, versions=self.left)] if self.left else []
             variants += [*kept, self.variant]
-        return dataclasses.replace(self.patch, variants=tuple(variants))
+        patch = dataclasses.replace(self.patch, variants=tuple(variants))
+        if self.variant and unified.is_written_alone(patch):  # of other hunks than before
+            patch = dataclasses.replace(patch, effect=unified.written(self.variant.edits))
+        return patch
 
 
 @dataclass(frozen=True)

@@ -42,11 +42,11 @@ def verify(
         raise UsageError(f"--gpu-arch: expected one of {', '.join(GPU_ARCHES)}, "
                          f"found {gpu_arch!r}")  # fmt: skip
     asked: GpuArch | None = next((arch for arch in GPU_ARCHES if arch == gpu_arch), None)
-    report = VerifyReport(root, recipe.name, gpu_arch=gpu_arch or "")
+    report = VerifyReport(root, recipe.name, gpu_arch=gpu_arch or "", title=recipe.title)
     about = report.group("manifest")
     if not root.is_dir():
         raise UsageError(f"{root}: expected a site-packages folder, found none",
-                         hint=f"name the one that holds {recipe.site[recipe.project]}/")  # fmt: skip
+                         hint=f"name that of {recipe.site[recipe.project]}/")  # fmt: skip
     manifest = patches.read(about, root)
     try:
         identity = lock.identify(identify(DirTree(root), source=str(root), project=recipe.project))

@@ -83,9 +83,10 @@ class VerifyReport:
     Attributes:
         root: the tree.
         recipe: its name.
-        version, commit: of the vLLM in the tree; "" when it does not say.
+        version, commit: of the project in the tree; "" when it does not say.
         gpu_arch: what was checked for; "" when nobody said.
         groups: in the order of the checks.
+        title: of that project, in messages.
     """
 
     root: Path
@@ -94,6 +95,7 @@ class VerifyReport:
     commit: str = ""
     gpu_arch: str = ""
     groups: list[Group] = field(default_factory=list)
+    title: str = "vLLM"
 
     def group(self, title: str) -> Group:
         """Starts a group."""
@@ -120,7 +122,7 @@ class VerifyReport:
 
     def lines(self) -> Iterator[str]:
         """The report for people: one line a group, then each problem with its next step."""
-        of = f"vLLM {self.version or 'unknown'}"
+        of = f"{self.title} {self.version or 'unknown'}"
         yield f"{self.root}: {of}, recipe {self.recipe}" + (
             f", {self.gpu_arch}" if self.gpu_arch else ""
         )

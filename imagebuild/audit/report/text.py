@@ -21,6 +21,8 @@ from imagebuild.show import report_rows
 
 _DIFF_LINES = 60
 _TOKEN_RUNS = 12
+# What is told of a green patch as well.
+_TOLD = ("note", "offset")
 
 
 def text_report(console: Console, audit: Audit) -> None:
@@ -70,7 +72,7 @@ def _release(console: Console, release: Release, *, is_alone: bool) -> None:
 
 
 def _is_shown(report: PatchReport) -> bool:
-    return report.exit_code != 0 or any(finding.code == "note" for finding in report.findings)
+    return report.exit_code != 0 or any(finding.code in _TOLD for finding in report.findings)
 
 
 def _cost(requests: int, size: int) -> str:
@@ -82,7 +84,7 @@ def _cost(requests: int, size: int) -> str:
 
 def _evidence(console: Console, report: PatchReport, evidence: Evidence) -> None:
     for finding in report.findings:
-        if report.exit_code != 0 or finding.code == "note":
+        if report.exit_code != 0 or finding.code in _TOLD:
             _finding(console, report.patch.name, finding)
     if report.exit_code == 0:
         return
