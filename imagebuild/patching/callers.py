@@ -23,45 +23,59 @@ def edges_of(tree: Tree, variant: Variant) -> list[str]:
     Only the files are searched that the variant edits or relies on.
     """
     edited = {Symbol(edit.path, edit.scope) for edit in variant.edits}
-    paths = {symbol.path for symbol in (*edited, *variant.relies_on)}
+    files = _Files(tree)
     return sorted(
         f"{symbol}{ARROW}{caller}"
+        for path in {symbol.path for symbol in (*edited, *variant.relies_on)}
         for symbol in edited
-        for path in paths
-        for caller in _callers(tree, path, symbol)
+        for caller in files.callers(path, symbol)
     )
 
 
 def lost_edges(tree: Tree, variant: Variant, known: list[str]) -> list[tuple[Symbol, str]]:
     """Of recorded entries, those that no longer hold: what is edited, and who used to name it."""
     edited = {str(symbol): symbol for symbol in (Symbol(e.path, e.scope) for e in variant.edits)}
+    files = _Files(tree)
     found: list[tuple[Symbol, str]] = []
     for entry in sorted(known):
         target, _, caller = entry.partition(ARROW)
         symbol = edited.get(target)
-        if symbol is not None and caller not in {
-            str(one) for one in _callers(tree, caller.partition("::")[0], symbol)
-        }:
+        path = caller.partition("::")[0]
+        if symbol and caller not in {str(one) for one in files.callers(path, symbol)}:
             found.append((symbol, caller))
     return found
 
 
-def _callers(tree: Tree, path: str, symbol: Symbol) -> set[Symbol]:
-    """The scopes of a file that name `symbol`, itself left out; the file alone at module level."""
-    name = _called_as(symbol.scope)
-    if not name or not path.endswith(".py"):
-        return set()
-    try:
-        module = parse(tree, path)
-    except (FileNotFoundError, NotThere):
-        return set()
-    own = symbol.scope if path == symbol.path else None
-    return {
-        Symbol(path, scope)
-        for node, scope in _placed(module)
-        if _names(node, name)
-        and not (own is not None and (scope == own or scope.startswith(f"{own}.")))
-    }
+class _Files:
+    """Who names what, by file; each file is gone through once."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._scopes: dict[str, dict[str, set[str]]] = {}
+
+    def callers(self, path: str, symbol: Symbol) -> set[Symbol]:
+        """The scopes of a file that name `symbol`, itself left out; the file at module level."""
+        name = _called_as(symbol.scope)
+        if not name or not path.endswith(".py"):
+            return set()
+        own = symbol.scope if path == symbol.path else None
+        return {
+            Symbol(path, scope)
+            for scope in self._read(path).get(name, ())
+            if own is None or not (scope == own or scope.startswith(f"{own}."))
+        }
+
+    def _read(self, path: str) -> dict[str, set[str]]:
+        """The scopes in which each name or attribute of a file is read."""
+        if path not in self._scopes:
+            found = self._scopes[path] = {}
+            try:
+                module = parse(self._tree, path)
+            except (FileNotFoundError, NotThere):
+                return found
+            for name, scope in _named(module):
+                found.setdefault(name, set()).add(scope)
+        return self._scopes[path]
 
 
 def _called_as(scope: str) -> str:
@@ -72,18 +86,13 @@ def _called_as(scope: str) -> str:
     return "" if last.startswith("__") else last
 
 
-def _names(node: ast.AST, name: str) -> bool:
-    if isinstance(node, ast.Name):
-        return node.id == name and isinstance(node.ctx, ast.Load)
-    return isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.ctx, ast.Load)
-
-
-def _placed(module: ast.Module) -> Iterator[tuple[ast.AST, str]]:
-    """Every node with the scope that it stands in."""
+def _named(module: ast.Module) -> Iterator[tuple[str, str]]:
+    """Every name and attribute that is read, with the scope that it stands in."""
     todo: list[tuple[ast.AST, str]] = [(module, "")]
     while todo:
         node, scope = todo.pop()
-        yield node, scope
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+            yield (node.id if isinstance(node, ast.Name) else node.attr), scope
         for child in ast.iter_child_nodes(node):
             inner = scope
             if isinstance(child, Definition):
