@@ -15,7 +15,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -26,6 +26,7 @@ from unittest import mock
 
 from imagebuild.deep import glm_stand_in
 from imagebuild.deep.base import About, ClaimError
+from imagebuild.deep.parser_cases import Case, call_cases, thinking_cases
 from imagebuild.smoke.stubs import Placeholder
 
 ABOUT = About(
@@ -39,8 +40,6 @@ TOOL_PARSER = "glm47_failclosed"
 # Tokens in one delta: alone, as speculative decoding gives them, and all at once.
 _STRIDES = (1, 5, 10_000)
 
-_THOUGHT = "The user wants 5 < 7, naïvely: a \u201cpath\u201d 数.\n"
-_ANSWER = "Done: 5 < 7 & naïve 数 </b>."
 _TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
@@ -60,118 +59,6 @@ _TOOLS: list[dict[str, Any]] = [
 ]
 
 
-@dataclass(frozen=True)
-class Case:
-    """One request and what must come of it.
-
-    Attributes:
-        name: for messages.
-        reply: what the model writes after the prompt, as text.
-        stop: the token by which the model ends its turn, whose text is not given out; "" where the
-            output ends without one.
-        request: fields of the chat request that bear on the contract.
-        effort: what the prompt must ask for.
-        reasoning, content: what the client must get; outer space does not count.
-        calls: (name, arguments) that it must get; a str in place of the arguments must stand in the
-            reason of a refusal.
-        tools: whether the request offers tools.
-        refused: what must stand in the content as refusals, in this order and before `content`.
-    """
-
-    name: str
-    reply: str
-    request: Mapping[str, Any] = field(default_factory=dict)
-    effort: str = "Max"
-    reasoning: str = _THOUGHT
-    content: str = ""
-    calls: tuple[tuple[str, Mapping[str, Any] | str], ...] = ()
-    tools: bool = False
-    stop: str = "<|user|>"
-    refused: tuple[str, ...] = ()
-
-
-def _call(name: str, *pairs: tuple[str, str]) -> str:
-    written = "".join(
-        f"<arg_key>{key}</arg_key><arg_value>{value}</arg_value>" for key, value in pairs
-    )
-    return f"<tool_call>{name}{written}</tool_call>"
-
-
-def _switched(**kwargs: bool | None) -> dict[str, Any]:
-    return {"chat_template_kwargs": kwargs}
-
-
-def thinking_cases() -> list[Case]:
-    """The switch in all its spellings: the effort changes, the split of reasoning never does."""
-    spelled: list[tuple[str, dict[str, Any], str]] = [
-        ("no switch", {}, "Max"),
-        ("enable_thinking true", _switched(enable_thinking=True), "Max"),
-        ("thinking none", _switched(thinking=None), "Max"),
-        ("enable_thinking false", _switched(enable_thinking=False), "Low"),
-        ("thinking false", _switched(thinking=False), "Low"),
-        ("reasoning_effort none", {"reasoning_effort": "none"}, "Low"),
-        ("reasoning_effort low", {"reasoning_effort": "low"}, "Low"),
-        ("reasoning_effort high", {"reasoning_effort": "high"}, "High"),
-        ("reasoning_effort medium", {"reasoning_effort": "medium"}, "Max"),
-        (
-            "reasoning_effort high, enable_thinking false",
-            {"reasoning_effort": "high", **_switched(enable_thinking=False)},
-            "High",
-        ),
-    ]
-    whole = f"{_THOUGHT}</think>{_ANSWER}"
-    return [
-        Case(name, whole, request, effort=effort, content=_ANSWER)
-        for name, request, effort in spelled
-    ] + [Case("cut off while thinking", _THOUGHT, stop="")]
-
-
-def call_cases() -> list[Case]:
-    """Calls that are offered as written, and calls that are offered with the reason instead."""
-    thought = f"{_THOUGHT}</think>"
-    read = ("read", {"path": "/a b", "lines": 3})
-    written = _call("read", ("path", "/a b"), ("lines", "3"))
-    made: list[tuple[str, str, str, tuple[tuple[str, Mapping[str, Any] | str], ...]]] = [
-        ("a call", f"{thought}{written}", "", (read,)),
-        ("a call without arguments", f"{thought}{_call('read')}", "", (("read", {}),)),
-        ("text, then a call", f"{thought}{_ANSWER}\n{written}", _ANSWER, (read,)),
-        ("a call, then text", f"{thought}{written}{_ANSWER}", _ANSWER, (read,)),
-        ("a call that ends the reasoning", f"{_THOUGHT}{written}", "", (read,)),
-        ("a tail after the name", f"{thought}{_call('bash</arg_key>')}", "", (("bash", {}),)),
-        (
-            "two calls, the first one bad",
-            f"{thought}{_call('read', ('file', 'x'))}{written}",
-            "",
-            (("read", "no argument 'file'"), read),
-        ),
-        ("an unknown tool", f"{thought}{_call('bash2')}", "", (("bash2", "no tool 'bash2'"),)),
-        ("no name", f"{thought}{_call('8 %')}", "", (("unknown_tool", "not shaped"),)),
-        (
-            "broken markup",
-            f"{thought}<tool_call>bash<arg_key>command</arg_key>ls</tool_call>",
-            "",
-            (("bash", "no key with its value"),),
-        ),
-        (
-            "a call that is cut off",
-            f"{thought}<tool_call>bash<arg_key>command</arg_key><arg_value>rm -rf /tm",
-            "",
-            (("bash", "cut off"),),
-        ),
-    ]
-    return [
-        Case(
-            name,
-            reply,
-            content=content,
-            calls=calls,
-            tools=True,
-            stop="<|observation|>" if reply.endswith(("</tool_call>", _ANSWER)) else "",
-        )
-        for name, reply, content, calls in made
-    ]
-
-
 def probe() -> str:
     """Runs every case on the vLLM that can be imported.
 
@@ -181,15 +68,13 @@ def probe() -> str:
     Raises:
         RuntimeError: a case does not hold; the message says which and how.
     """
-    if importlib.util.find_spec("mistral_common") is None:
-        importlib.import_module("transformers")  # it looks for mistral_common, and must not find it
-        sys.meta_path.append(_Unused())
-    offered = _parser_class()
+    prepare()
+    offered = parser_class()
     runs = 0
     for case, tokenizer, served, where in settings():
         runs += _run(case, tokenizer, served, where, offered)
     # Refusals as text: the same cases, with the reason in the content.
-    as_text = _parser_class(GLM47_REJECT_AS_TEXT="1")
+    as_text = parser_class(GLM47_REJECT_AS_TEXT="1")
     for case, tokenizer, served, where in settings():
         if case.calls:
             runs += _run(_refused_as_text(case), tokenizer, served, f"{where}, as text", as_text)
@@ -198,6 +83,19 @@ def probe() -> str:
         f"vLLM {version}: {runs} replies read by {REASONING_PARSER} and {TOOL_PARSER}, whole and "
         f"streamed: reasoning, content and calls as written, {len(glm_stand_in.OPENINGS)} templates"
     )
+
+
+def prepare() -> None:
+    """Lets vLLM's parsers be imported where mistral_common is not installed."""
+    if importlib.util.find_spec("mistral_common") is None:
+        importlib.import_module("transformers")  # it looks for mistral_common, and must not find it
+        sys.meta_path.append(_Unused())
+
+
+def served_template() -> str:
+    """The stand-in of the checkpoint's template, as it is served."""
+    edited: str = _load("glm_chat_template").apply_template(glm_stand_in.template("own"))
+    return edited
 
 
 def settings() -> Iterator[tuple[Case, Any, str, str]]:
@@ -260,16 +158,16 @@ def _refused_as_text(case: Case) -> Case:
     return dataclasses.replace(case, calls=kept, refused=tuple(refused))
 
 
-def _parser_class(**knobs: str) -> Any:  # noqa: ANN401 - a class of the release
-    """What the API server builds for our flags with these variables, and no other of ours."""
+def parser_class(reasoning: str = REASONING_PARSER, tool: str = TOOL_PARSER, **knobs: str) -> Any:  # noqa: ANN401 - a class of the release
+    """What the API server builds for such flags with these variables, and no other of ours."""
     tool_parsers = importlib.import_module("vllm.tool_parsers")
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GLM47_")}
     with mock.patch.dict(os.environ, kept | knobs, clear=True):
         tool_parsers.ToolParserManager.import_tool_parser(str(RUNTIME / f"{TOOL_PARSER}.py"))
     manager = importlib.import_module("vllm.parser.parser_manager").ParserManager
     return manager.get_parser(
-        tool_parser_name=TOOL_PARSER,
-        reasoning_parser_name=REASONING_PARSER,
+        tool_parser_name=tool,
+        reasoning_parser_name=reasoning,
         enable_auto_tools=True,
         model_name="stand-in",
     )
@@ -277,46 +175,66 @@ def _parser_class(**knobs: str) -> Any:  # noqa: ANN401 - a class of the release
 
 def _run(case: Case, tokenizer: Any, served: str, where: str, parser_class: Any) -> int:  # noqa: ANN401
     """Checks one case whole and at every stride; returns how many replies were read."""
-    protocol = importlib.import_module("vllm.entrypoints.openai.chat_completion.protocol")
-    fields: dict[str, Any] = {**case.request}
-    if case.tools:
-        fields |= {"tools": _TOOLS, "tool_choice": "auto"}
-    request = protocol.ChatCompletionRequest(
-        model="stand-in", messages=[{"role": "user", "content": "Hi"}], **fields
-    )
-    # As `_effective_chat_template_kwargs` of the API server.
-    params = request.build_chat_params(served, "auto").with_defaults(None)
-    prompt = _render(tokenizer, request, params)
-    text = tokenizer.decode(prompt)
+    asked = _Asked(case, tokenizer, served, parser_class)
+    text = tokenizer.decode(asked.prompt)
     _expect(where, "the end of the prompt", text[-20:], "<|assistant|><think>")
     head = text.partition("Reasoning Effort: ")[2].partition("<|")[0]
     _expect(where, "the effort of the prompt", head, case.effort)
+    _judge(case, f"{where}, whole", asked.whole(asked.parser(is_streamed=False)))
+    for stride in _STRIDES:
+        reader = asked.parser(is_streamed=True)
+        _judge(case, f"{where}, streamed by {stride}", asked.streamed(reader, stride))
+        # The responses API reads the whole reply once more with the parser that streamed it.
+        _judge(case, f"{where}, read again after {stride}", asked.whole(reader))
+    return 1 + 2 * len(_STRIDES)
 
-    def parser() -> Any:  # noqa: ANN401
-        made = parser_class(
-            tokenizer,
-            request.tools,
-            chat_template_kwargs=params.chat_template_kwargs,
+
+def read(case: Case, tokenizer: Any, served: str, parser_class: Any, stride: int = 0) -> Got:  # noqa: ANN401
+    """What a client gets of a case, streamed by so many tokens or, with 0, whole."""
+    asked = _Asked(case, tokenizer, served, parser_class)
+    reader = asked.parser(is_streamed=bool(stride))
+    return asked.streamed(reader, stride) if stride else asked.whole(reader)
+
+
+class _Asked:
+    """One case as a request, and its reply as tokens."""
+
+    def __init__(self, case: Case, tokenizer: Any, served: str, parser_class: Any) -> None:  # noqa: ANN401
+        protocol = importlib.import_module("vllm.entrypoints.openai.chat_completion.protocol")
+        fields: dict[str, Any] = {**case.request}
+        if case.tools:
+            fields |= {"tools": _TOOLS, "tool_choice": "auto"}
+        self._case = case
+        self._tokenizer = tokenizer
+        self._class = parser_class
+        self._request = protocol.ChatCompletionRequest(
+            model="stand-in", messages=[{"role": "user", "content": "Hi"}], **fields
+        )
+        # As `_effective_chat_template_kwargs` of the API server.
+        self._params = self._request.build_chat_params(served, "auto").with_defaults(None)
+        self.prompt = _render(tokenizer, self._request, self._params)
+        self._ids = tokenizer.encode(case.reply, add_special_tokens=False)
+        self._stop = [tokenizer.convert_tokens_to_ids(case.stop)] if case.stop else []
+
+    def parser(self, *, is_streamed: bool) -> Any:  # noqa: ANN401
+        """As the server makes one for this request."""
+        made = self._class(
+            self._tokenizer,
+            self._request.tools,
+            chat_template_kwargs=self._params.chat_template_kwargs,
             model_config=None,
         )
-        made.adjust_request(request.model_copy(deep=True))
+        made.adjust_request(self._request.model_copy(deep=True))
+        if not is_streamed and hasattr(made, "set_prompt_token_ids"):  # from 0.32 on
+            made.set_prompt_token_ids(self.prompt)
         return made
 
-    ids = tokenizer.encode(case.reply, add_special_tokens=False)
-    stop = [tokenizer.convert_tokens_to_ids(case.stop)] if case.stop else []
-    whole = parser()
-    if hasattr(whole, "set_prompt_token_ids"):  # from 0.32 on
-        whole.set_prompt_token_ids(prompt)
-    _judge(case, f"{where}, whole", _whole(whole, case.reply, request, ids + stop))
-    for stride in _STRIDES:
-        reader = parser()
-        deltas = _deltas(tokenizer, ids, stop, stride)
-        got = _streamed(reader, request, prompt, deltas)
-        _judge(case, f"{where}, streamed by {stride}", got)
-        # The responses API reads the whole reply once more with the parser that streamed it.
-        again = _whole(reader, case.reply, request, ids + stop)
-        _judge(case, f"{where}, read again after {stride}", again)
-    return 1 + 2 * len(_STRIDES)
+    def whole(self, parser: Any) -> Got:  # noqa: ANN401
+        return _whole(parser, self._case.reply, self._request, self._ids + self._stop)
+
+    def streamed(self, parser: Any, stride: int) -> Got:  # noqa: ANN401
+        deltas = _deltas(self._tokenizer, self._ids, self._stop, stride)
+        return _streamed(parser, self._request, self.prompt, deltas)
 
 
 def _render(tokenizer: Any, request: Any, params: Any) -> list[int]:  # noqa: ANN401
@@ -327,25 +245,28 @@ def _render(tokenizer: Any, request: Any, params: Any) -> list[int]:  # noqa: AN
 
 
 @dataclass
-class _Got:
+class Got:
+    """What a client gets: `pieces` counts the deltas of a call that name or continue it."""
+
     reasoning: str
     content: str
     calls: list[tuple[str, str]]
+    pieces: dict[int, int] = field(default_factory=dict)
 
 
-def _whole(parser: Any, text: str, request: Any, ids: Sequence[int]) -> _Got:  # noqa: ANN401
+def _whole(parser: Any, text: str, request: Any, ids: Sequence[int]) -> Got:  # noqa: ANN401
     reasoning, content, calls = parser.parse(
         text, request, enable_auto_tools=True, model_output_token_ids=ids
     )
-    return _Got(reasoning or "", content or "", [(c.name, c.arguments) for c in calls or []])
+    return Got(reasoning or "", content or "", [(c.name, c.arguments) for c in calls or []])
 
 
 _Delta = tuple[list[int], str, bool]
 
 
-def _streamed(parser: Any, request: Any, prompt: list[int], deltas: Iterator[_Delta]) -> _Got:  # noqa: ANN401
-    got = _Got("", "", [])
-    started: dict[int, str] = {}
+def _streamed(parser: Any, request: Any, prompt: list[int], deltas: Iterator[_Delta]) -> Got:  # noqa: ANN401
+    got = Got("", "", [])
+    calls: dict[int, list[str]] = {}
     for delta_ids, delta_text, last in deltas:
         delta = parser.parse_delta(
             delta_text, delta_ids, request, prompt_token_ids=prompt, finished=last
@@ -355,10 +276,11 @@ def _streamed(parser: Any, request: Any, prompt: list[int], deltas: Iterator[_De
         got.reasoning += delta.reasoning or ""
         got.content += delta.content or ""
         for call in delta.tool_calls or []:
-            if call.index in started or not (call.id and call.function and call.function.name):
-                raise ClaimError(f"call {call.index} was streamed in more than one piece: {call}")
-            started[call.index] = call.id
-            got.calls.append((call.function.name, call.function.arguments))
+            parts = calls.setdefault(call.index, ["", ""])
+            parts[0] += (call.function and call.function.name) or ""
+            parts[1] += (call.function and call.function.arguments) or ""
+            got.pieces[call.index] = got.pieces.get(call.index, 0) + 1
+    got.calls = [(name, arguments) for _, (name, arguments) in sorted(calls.items())]
     return got
 
 
@@ -379,7 +301,9 @@ def _deltas(
         given = len(whole)
 
 
-def _judge(case: Case, where: str, got: _Got) -> None:
+def _judge(case: Case, where: str, got: Got) -> None:
+    # A call is given out once it is complete and was found good.
+    _expect(where, "the pieces of each call", set(got.pieces.values()) - {1}, set())
     _expect(where, "the reasoning", got.reasoning.strip(), case.reasoning.strip())
     content = got.content.strip()
     for reason in case.refused:

@@ -5,6 +5,7 @@ The smoke environment is made in the session's cache where there is none yet: 90
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,10 @@ import pytest
 from imagebuild.cli import main
 from imagebuild.config import load_recipe
 from imagebuild.deep import run as deep
+from imagebuild.deep import tables
 from imagebuild.deep.run import Outcome, Where
 
+ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.network
 VERSION = "0.31.0"
 # Facts of the base that no patch changes; how the first one fails is tested below.
@@ -61,3 +64,20 @@ def _check_facts(site: Path, where: Where) -> None:
     fact = [probe for probe in deep.probes() if probe.name == "register_backend"]
     (one,) = results(site, where, fact)
     assert one.evidence == "a string name is not found in 0.32"
+
+
+def test_where_replies_land_is_what_docs_parsers_says(site: Path, where: Where) -> None:
+    [outcome] = deep.run(site, deep.probes(tables), where)
+    assert outcome.result == "ok", outcome.evidence
+    found: dict[tuple[str, str], set[str]] = {}
+    for row in json.loads(outcome.evidence):
+        landed = "; ".join((row["reasoning"], row["content"], row["calls"]))
+        found.setdefault((row["case"], row["pair"]), set()).add(landed)
+    assert all(len(ways) == 1 for ways in found.values()), "whole and streamed differ"
+    lines = (ROOT / "docs" / "parsers.md").read_text().splitlines()
+    cells = [[cell.strip(" `") for cell in line.strip("|").split(" | ")] for line in lines
+             if line.startswith("| ")]  # fmt: skip
+    _, *pairs = cells[0]
+    told = {(row[0], pair): {cell} for row in cells[1:]
+            for pair, cell in zip(pairs, row[1:], strict=True)}  # fmt: skip
+    assert told == found
