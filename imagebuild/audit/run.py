@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -98,16 +99,45 @@ def audit_all(
         return [_told(told, audit_one(job, targets[0]), 1, 1)]
     if any(target.origin in ("index", "nightly") for target in targets):
         _ = job.upstream.index  # pip is asked once, before threads need it
-    with ThreadPoolExecutor(WORKERS) as pool:
+    found: dict[int, Release | Failure] = {}
+    for number, one in _side_by_side(lambda target: _attempt(job, target), targets):
+        found[number] = one
+        told(one, len(found), len(targets))
+    return [found[number] for number in range(len(targets))]
+
+
+def _side_by_side(
+    work: Callable[[Target], Release | Failure], targets: Sequence[Target]
+) -> Iterator[tuple[int, Release | Failure]]:
+    """Results as they come, each with the number of its target.
+
+    The threads are daemons: an interrupted call does not wait for a server that says nothing.
+    """
+    todo = deque(enumerate(targets))
+    done: queue.SimpleQueue[tuple[int, Release | Failure | BaseException]] = queue.SimpleQueue()
+
+    def worker() -> None:
+        while todo:
+            try:
+                number, target = todo.popleft()
+            except IndexError:  # another one was faster
+                return
+            try:
+                done.put((number, work(target)))
+            except BaseException as error:
+                done.put((number, error))
+
+    for _ in range(min(WORKERS, len(targets))):
         # Each with the context of the call, to whose account its bytes go.
-        tasks = [pool.submit(copy_context().run, _attempt, job, target) for target in targets]
-        try:
-            for count, done in enumerate(as_completed(tasks), 1):
-                _told(told, done.result(), count, len(tasks))
-        except BaseException:
-            _cancel(tasks)
-            raise
-    return [task.result() for task in tasks]
+        threading.Thread(target=copy_context().run, args=(worker,), daemon=True).start()
+    try:
+        for _ in targets:
+            number, result = done.get()
+            if isinstance(result, BaseException):
+                raise result
+            yield number, result
+    finally:
+        todo.clear()
 
 
 def audit_one(job: Job, target: Target) -> Release:
@@ -215,11 +245,6 @@ def _attempt(job: Job, target: Target) -> Release | Failure:
 def _told(told: Told, one: Release | Failure, count: int, total: int) -> Release | Failure:
     told(one, count, total)
     return one
-
-
-def _cancel(tasks: Iterable[Future[Release | Failure]]) -> None:
-    for task in tasks:
-        task.cancel()
 
 
 def _changed_pins(job: Job, pins: Mapping[str, str]) -> dict[str, tuple[str, str]]:

@@ -96,6 +96,7 @@ class IndexServer:
     Attributes:
         faults: may be changed between requests.
         asked: the requests so far.
+        held: is set once a request waits for `faults.hold`.
     """
 
     def __init__(self, folder: Path, *, tls: bool = False) -> None:
@@ -104,6 +105,7 @@ class IndexServer:
         self.asked: list[Asked] = []
         self.lock = threading.Lock()
         self.file_answers = 0
+        self.held = threading.Event()
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.double = self
         self.scheme = "http"
@@ -158,6 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
         double: IndexServer = self.server.double  # type: ignore[attr-defined]
         faults = double.faults
         if faults.hold is not None:
+            double.held.set()
             faults.hold.wait()
         with double.lock:
             is_busy = faults.busy != 0

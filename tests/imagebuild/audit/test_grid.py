@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -160,6 +162,18 @@ def test_one_of_several_that_fails_leaves_the_others(product: Product) -> None:
     alone = product.run("audit", "--against", "0.32.0")
     assert (alone.code, alone.out) == (4, "")
     assert alone.err.count("error:") == 1
+
+
+def test_an_interrupted_call_waits_for_no_server(product: Product) -> None:
+    product.extra["PIP_DEFAULT_TIMEOUT"] = "3600"
+    product.server.faults.hold = threading.Event()
+    process = product.start("audit", "--against", "0.31.0", "--against", "0.32.0")
+    assert product.server.held.wait(120)
+    process.send_signal(signal.SIGINT)
+    _out, err = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "error: interrupted" in err
+    assert "Traceback" not in err
 
 
 class TestFirstBad:
