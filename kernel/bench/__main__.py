@@ -38,6 +38,7 @@ def _do(asked: argparse.Namespace, command: Sequence[str]) -> int:
     problems: list[str] = []
     if asked.parts:
         problems = run(asked.parts, asked.library, asked.out, command, asked.only)
+    sys.stderr.write("".join(f"not timed: {one}\n" for one in problems))
     found = results.read(asked.out)
     if asked.picture:
         from kernel.bench.roofline import draw
@@ -46,7 +47,6 @@ def _do(asked: argparse.Namespace, command: Sequence[str]) -> int:
     if asked.tables:
         tables.README.write_text(tables.update(found))
     sys.stdout.write(tables.markdown(found) + "\n")
-    sys.stderr.write("".join(f"not timed: {one}\n" for one in problems))
     missed = tables.missed(found)
     sys.stderr.write("".join(f"target missed: {one}\n" for one in missed))
     return MISS if missed else FAILED if problems else 0

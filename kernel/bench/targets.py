@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from imagebuild.errors import BrokenError
 from kernel.bench.cases import HEAD_DIM, TOPK
 from kernel.bench.results import Results, Row
 
@@ -105,7 +106,9 @@ def _share_of_read(case: str, size: int) -> Callable[[Results], float]:
 def read_bandwidth(results: Results) -> float:
     """Bytes a microsecond of a plain sum."""
     row = results.find(READ_CASE, "torch")
-    return row.bytes / row.microseconds if row else float("nan")
+    if row is None:
+        raise BrokenError(f"results: expected torch's row {READ_CASE!r}, found none")
+    return row.bytes / row.microseconds
 
 
 def _worst(field: str) -> Callable[[Results], float]:
@@ -113,7 +116,10 @@ def _worst(field: str) -> Callable[[Results], float]:
 
     def worst(results: Results) -> float:
         pick = min if field == "cosine" else max
-        return float(pick(getattr(row, field) for row in results.rows if _is_random(row)))
+        found = [getattr(row, field) for row in results.rows if _is_random(row)]
+        if not found:
+            raise BrokenError(f"results: expected rows of {OWN}, found none")
+        return float(pick(found))
 
     return worst
 

@@ -59,20 +59,20 @@ def load(parts: Path, library: Path | None) -> tuple[list[Contender], list[str]]
 
     found: list[Contender] = []
     missing: list[str] = []
-    makers: tuple[Callable[[], Contender], ...] = (
-        lambda: own.contender(library),
-        lambda: triton.contender(parts),
-        lambda: flashinfer.contender("fa2", parts),
-        lambda: flashinfer.contender("sm120cfg", parts),
-        lambda: flashinfer.contender("fa3", parts),
-        lambda: flashmla.contender(parts),
-        tilelang.contender,
-        floor.torch_contender,
-        lambda: floor.gather_contender(parts),
-    )
-    for make in makers:
+    makers: dict[str, Callable[[], Contender]] = {
+        "glm53_sparse_mla": lambda: own.contender(library),
+        "triton": lambda: triton.contender(parts),
+        "fa2": lambda: flashinfer.contender("fa2", parts),
+        "sm120cfg": lambda: flashinfer.contender("sm120cfg", parts),
+        "fa3": lambda: flashinfer.contender("fa3", parts),
+        "flashmla": lambda: flashmla.contender(parts),
+        "tilelang": tilelang.contender,
+        "torch": floor.torch_contender,
+        "gather": lambda: floor.gather_contender(parts),
+    }
+    for name, make in makers.items():
         try:
             found.append(make())
         except (ImportError, OSError, RuntimeError) as error:
-            missing.append(str(error))
+            missing.append(f"{name}: {error}")
     return found, missing

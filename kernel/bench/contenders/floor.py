@@ -92,8 +92,8 @@ def gather_contender(parts: Path) -> Contender:
         raise FileNotFoundError(f"{path}: expected the gather-only kernel, found no file")
     launch = ctypes.CDLL(str(path)).glm53_bench_gather
     launch.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_void_p,
-                       ctypes.c_int64, ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_int,
-                       ctypes.c_int, ctypes.c_void_p]  # fmt: skip
+                       ctypes.c_int64, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p,
+                       ctypes.c_int, ctypes.c_int, ctypes.c_void_p]  # fmt: skip
 
     def plans(case: Case) -> Iterator[Plan]:
         size = case.size * TOPK * (HEAD_DIM * case.itemsize + 4)
@@ -114,6 +114,7 @@ class _Gather:
 
     def __init__(self, launch: Callable[..., int], shared: int, blocks: int) -> None:
         self._launch, self._shared, self._blocks = launch, shared, blocks
+        self._is_checked = False
 
     def prepare(self, sets: Sequence[Set]) -> Call:
         """Allocates one sum a token."""
@@ -127,9 +128,10 @@ class _Gather:
 
         def call(i: int) -> Tensor:
             one = sets[i]
+            stream = torch.cuda.current_stream().cuda_stream
             error = self._launch(
                 kv.data_ptr(), row_bytes, row_bytes, one.indices.data_ptr(), width, tokens, width,
-                self.sums.data_ptr(), count, self._shared, torch.cuda.current_stream().cuda_stream,
+                self._is_checked, self.sums.data_ptr(), count, self._shared, stream,
             )  # fmt: skip
             if error:
                 raise RuntimeError(f"gather: CUDA error {error}")
@@ -142,7 +144,9 @@ class _Gather:
         import torch
 
         self.sums.zero_()
+        self._is_checked = True
         found = call(0)
+        self._is_checked = False
         tokens = sorted({0, len(found) // 2, len(found) - 1})
         rows = sets[0].kv.view(torch.uint8)[sets[0].indices[tokens].long()].view(torch.int32)
         while rows.shape[1] > 1:  # [tokens, 2048, ...]

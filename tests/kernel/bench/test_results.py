@@ -165,6 +165,16 @@ class TestTargets:
         assert kinds.count("stretch") == 4 and kinds.count("hard") > 40
 
 
+def test_what_was_not_timed_is_no_miss() -> None:
+    """FA3 and FlashMLA do not run on sm_12x; the rest of a run there still counts."""
+    case = "decode bs64 h16 bf16"
+    run = made({(case, OWN): 10.0, (case, "triton"): 15.0})
+    assert tables.missed(run) == [f"{case}: over triton: expected at least 2.00 x, found 1.50 x"]
+    text = tables.markdown(run)
+    assert f"| hard | {case}: over fa3 | >= 0.95 x |  | not measured |" in text
+    assert "Read bandwidth was not measured in the run." in text
+
+
 def test_readme_without_marks(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("no marks\n")
