@@ -3,13 +3,14 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from contextvars import copy_context
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from imagebuild.errors import EngineError, UsageError
-from imagebuild.sources.http import Http
+from imagebuild.sources.http import Http, account
 from imagebuild.sources.httperrors import explain
 from imagebuild.sources.pipconf import PipSettings
 from tests.support.index_server import IndexServer, authority
@@ -53,6 +54,27 @@ def test_counts_are_right_from_many_threads(server: IndexServer, http: Http) -> 
     for thread in threads:
         thread.join()
     assert (http.requests, http.bytes_fetched) == (20, 20 << 20)
+
+
+def test_an_account_counts_its_own_work_in_whatever_thread(server: IndexServer, http: Http) -> None:
+    def work(times: int) -> None:
+        for _ in range(times):
+            http.get(server.file_url("data.bin"), what="it")
+
+    with account() as all_of_it:
+        http.get(server.file_url("data.bin"), what="it")
+        with account() as inner:
+            threads = [
+                threading.Thread(target=copy_context().run, args=(work, times)) for times in (2, 3)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    http.get(server.file_url("data.bin"), what="it")  # on nobody's account
+    assert (inner.requests, inner.bytes_fetched) == (5, 5 << 20)
+    assert (all_of_it.requests, all_of_it.bytes_fetched) == (6, 6 << 20)
+    assert http.requests == 7
 
 
 def test_an_overloaded_server_is_asked_again(server: IndexServer, http: Http) -> None:
