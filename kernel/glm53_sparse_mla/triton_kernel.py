@@ -14,11 +14,9 @@ import triton
 import triton.language as tl
 
 WIDTH = 512
-# 16 rows are what a tensor core takes. 32 keys of 512 bf16 are 32 KiB; a program needs 50,304
-# bytes (Triton 3.6 for sm_120 and sm_121; 2026-11-29) of the 101,376 that an sm_12x has.
-_HEADS, _KEYS, _WARPS = 16, 32, 8
-# A second stage costs e4m3, which is widened first, more registers than there are.
-_STAGES = {torch.bfloat16: 2, torch.float8_e4m3fn: 1}
+# 16 rows are what a tensor core takes. Compiled by Triton 3.6 for sm_120 and sm_121 (2026-11-29) a
+# program needs 50,304 bytes of the 101,376 that there are, and no stack.
+_HEADS, _KEYS, _WARPS, _STAGES = 16, 32, 8, 2
 
 
 @triton.jit
@@ -36,6 +34,7 @@ def _sparse_mla_kernel(
     scale,
     kv_scale,
     HAS_LSE: tl.constexpr,
+    IS_E4M3: tl.constexpr,
     WIDTH: tl.constexpr,
     HEADS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -56,14 +55,19 @@ def _sparse_mla_kernel(
         is_valid = (row >= 0) & (row < rows)
         # A masked row is never read: whatever lies there, NaN too, must not get into the sums.
         from_row = row.to(tl.int64)[:, None] * kv_stride + column[None, :]
-        key = tl.load(kv + from_row, mask=is_valid[:, None], other=0.0).to(tl.bfloat16)
+        stored = tl.load(kv + from_row, mask=is_valid[:, None], other=0.0)
+        key = stored.to(tl.bfloat16)
         score = tl.dot(query, tl.trans(key)) * scale
         score = tl.where(is_valid[None, :], score, -1.0e30)
         peak = tl.maximum(highest, tl.max(score, 1))
         fade = tl.exp2(highest - peak)
         weight = tl.where(is_valid[None, :], tl.exp2(score - peak[:, None]), 0.0)
         total = total * fade + tl.sum(weight, 1)
-        sums = tl.dot(weight.to(tl.bfloat16), key, sums * fade[:, None])
+        if IS_E4M3:
+            # Both widen e4m3 without loss; float16 keeps three bits more of the weights.
+            sums = tl.dot(weight.to(tl.float16), stored.to(tl.float16), sums * fade[:, None])
+        else:
+            sums = tl.dot(weight.to(tl.bfloat16), key, sums * fade[:, None])
         highest = peak
     is_any = total > 0.0
     factor = tl.where(is_any, kv_scale / tl.where(is_any, total, 1.0), 0.0)
@@ -106,6 +110,7 @@ def forward(
         indices.shape[1], indices.stride(0), heads,
         # Powers of two are what the hardware takes.
         sm_scale * kv_scale * 1.4426950408889634, kv_scale,
-        HAS_LSE=lse is not None, WIDTH=WIDTH, HEADS=_HEADS, KEYS=_KEYS,
-        num_warps=_WARPS, num_stages=_STAGES[kv.dtype],
+        HAS_LSE=lse is not None, IS_E4M3=kv.dtype == torch.float8_e4m3fn,
+        WIDTH=WIDTH, HEADS=_HEADS, KEYS=_KEYS,
+        num_warps=_WARPS, num_stages=_STAGES,
     )  # fmt: skip

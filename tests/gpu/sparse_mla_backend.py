@@ -85,14 +85,12 @@ class Rig:
         """A cache [blocks, block, width], `gap` blocks of others behind each, and its values."""
         torch, blocks = self.torch, QUICK_BLOCKS if self.options.quick else BLOCKS
         stored = torch.float8_e4m3fn if self.kind == "fp8" else torch.bfloat16
-        values = torch.randn(blocks, BLOCK, WIDTH, generator=self.random)
-        whole = torch.full((blocks, 1 + gap, BLOCK, WIDTH), float("nan"))
-        whole[:, 0] = values
-        whole = whole.to(stored).to(self.device)
-        exact = whole[:, 0].to(torch.float32).to(torch.float64) * self.layer._k_scale_float
-        cache = whole[:, 0]
-        # vLLM stores e4m3 as bytes, and views them before it calls the implementation.
-        return cache, exact
+        values = torch.randn(blocks, BLOCK, WIDTH, generator=self.random).to(self.device)
+        shape = (blocks, 1 + gap, BLOCK, WIDTH)
+        whole = torch.full(shape, float("nan"), device=self.device).to(stored)
+        whole[:, 0] = values.to(stored)
+        exact = whole[:, 0].to(torch.float32).double() * self.layer._k_scale_float
+        return whole[:, 0], exact
 
     def _make(self) -> None:
         from vllm.v1.kv_cache_interface import MLAAttentionSpec
