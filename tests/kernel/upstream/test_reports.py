@@ -52,7 +52,7 @@ sys.argv = sys.argv[3:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
-    @pytest.mark.parametrize("version", ["0.31.0", "0.33.0"])
+    @pytest.mark.parametrize("version", ["0.33.0"])
     def test_output_is_the_reports(
         self, version: str, vllm_tree: Callable[[str], Path], python: Path
     ) -> None:
