@@ -8,6 +8,7 @@ the target. Standard library only; nothing of the package is imported.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import re
 import tomllib
@@ -64,6 +65,7 @@ def read(folder: Path, library: bytes | None = None) -> Plugin:
     files = {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted((folder / PACKAGE).rglob("*.py"))
+        if "__pycache__" not in path.parts
     }
     if library is not None:
         files[LIBRARY] = library
@@ -125,3 +127,5 @@ def _remove_recorded(info: Path, site: Path) -> None:
     for path in inside:
         if path.startswith((f"{PACKAGE}/", f"{info.name}/")) and ".." not in Path(path).parts:
             (site / path).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # somebody else's file is in it
+        info.rmdir()
