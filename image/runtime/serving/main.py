@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from serving import caches, cluster, command, fingerprint, network, numeric, places, preflight
+from serving import caches, cluster, command, fingerprint, network, numeric, places, preflight, ring
 from serving.cluster import Cluster, Membership, Place
 from serving.errors import CheckError, EnvironmentFault, ServingError
 from serving.machine import Machine
@@ -150,10 +150,11 @@ class Start:
         return Prepared(membership, place, found, made)
 
     def _network(self, plan: Plan, place: Place) -> network.Network:
+        derive = ring.derive if plan.is_ring else network.derive
         end = time.monotonic() + self._tools.settle
         while True:
             try:
-                found = network.derive(plan, place.own_address, self._environ)
+                found = derive(plan, place.own_address, self._environ)
             except EnvironmentFault as error:
                 if time.monotonic() + _RETRY_S > end:
                     raise

@@ -159,7 +159,7 @@ def _fabric(plan: Plan, root: Path, here: Addresses) -> list[Port]:
 
 
 def _hcas(plan: Plan, ports: Sequence[Port]) -> dict[str, str]:
-    """NCCL's devices and index. In a ring each port has its own, which the ring module sets."""
+    """NCCL's devices and index. In a ring each port has its own: see serving.ring."""
     made: dict[str, str] = {}
     if plan.is_ring:
         return made

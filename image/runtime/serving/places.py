@@ -11,5 +11,6 @@ KERNEL = Path("/usr/local/lib/glm53/libglm53_kernel.so")
 # What the build wrote about the patched tree, beside vLLM's package.
 MANIFEST = Path(".imagebuild") / "manifest.json"
 TEMPLATE = "chat_template.jinja"
+RING_GRAPH = "nccl-ring.xml"
 # Addresses that bind to all interfaces and cannot be asked.
 EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
