@@ -202,6 +202,13 @@ def _parser() -> argparse.ArgumentParser:
     ship.add_argument("--jobs", metavar="N", type=_count, default=2,
                       help="hosts at a time; default: 2")  # fmt: skip
 
+    doctor = _verb(verbs, "doctor", "commands.doctor:run", "whether this host can run a deployment")
+    doctor.add_argument("deployment", metavar="DEPLOYMENT", help="such as gb10-2x")
+    doctor.add_argument("--model-dir", metavar="DIR", help="of the checkpoint on this host")
+    doctor.add_argument("--set", metavar="GLM_X=V", action="append", default=[],
+                        help="a knob; repeatable")  # fmt: skip
+    doctor.add_argument("--strict", action="store_true", help="exit 1 on warnings")
+
     init = _verb(verbs, "init-recipe", "commands.recipe:run",
                  "make a recipe for patches on any project of the package index")  # fmt: skip
     init.add_argument("spec", metavar="PROJECT==VERSION")

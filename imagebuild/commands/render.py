@@ -31,8 +31,8 @@ def run(context: Context) -> int:
             namespace=arguments.namespace,
             replicas=arguments.replicas,
             cluster=arguments.cluster,
-            knobs=_pairs("--set", arguments.set),
-            selector=_pairs("--node-label", arguments.node_label),
+            knobs=pairs("--set", arguments.set),
+            selector=pairs("--node-label", arguments.node_label),
             rdma=arguments.rdma,
             api_key_secret=arguments.api_key_secret,
         ),
@@ -47,7 +47,8 @@ def run(context: Context) -> int:
     return 0
 
 
-def _pairs(option: str, words: list[str]) -> dict[str, str]:
+def pairs(option: str, words: list[str]) -> dict[str, str]:
+    """NAME=VALUE words of an option that may stand several times. Raises UsageError."""
     found: dict[str, str] = {}
     for word in words:
         name, separator, value = word.partition("=")

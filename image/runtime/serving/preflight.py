@@ -25,7 +25,7 @@ _DRIVER = 580  # the first with CUDA 13
 _SHM_FOLDER = "dev/shm"
 _SHM = 2 * GIB
 _SPACE = {"CACHE_DIR": 10 * GIB, "LOG_DIR": GIB}
-_NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p")
+NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p")
 _DRAFTER_LICENCE = "CC BY-NC-ND 4.0: no commercial use, no changed copies"
 
 
@@ -83,10 +83,10 @@ def check(plan: Plan, machine: Machine, *, site: Path) -> Ready:
 def machine_problems(plan: Plan, machine: Machine, warnings: list[str]) -> list[str]:
     """What the machine lacks; a sentence each."""
     checks: tuple[Callable[[], Iterator[str]], ...] = (
-        lambda: _gpus(plan, machine, warnings),
+        lambda: gpu_problems(plan, machine, warnings),
         lambda: _limits(plan, machine, warnings),
         lambda: _shared_memory(machine),
-        lambda: _ports(plan, machine),
+        lambda: port_problems(plan, machine),
         lambda: _space(plan, machine),
         lambda: _model_disk(plan, machine, warnings),
     )
@@ -111,7 +111,8 @@ def gpu_memory(plan: Plan, machine: Machine) -> int:
         return plan.profile.gpu_memory
 
 
-def _gpus(plan: Plan, machine: Machine, warnings: list[str]) -> Iterator[str]:
+def gpu_problems(plan: Plan, machine: Machine, warnings: list[str]) -> Iterator[str]:
+    """Whether the deployment's GPUs are there and free, with a driver that is new enough."""
     profile = plan.profile
     try:
         gpus = machine.gpus()
@@ -179,7 +180,8 @@ def _shared_memory(machine: Machine) -> Iterator[str]:
         )
 
 
-def _ports(plan: Plan, machine: Machine) -> Iterator[str]:
+def port_problems(plan: Plan, machine: Machine) -> Iterator[str]:
+    """Whether the ports that a rank listens on can be had."""
     names = ["API_PORT"]
     if plan.nodes > 1:
         names += ["RENDEZVOUS_PORT", *(["MASTER_PORT"] if plan.cluster == "none" else [])]
@@ -206,7 +208,7 @@ def _space(plan: Plan, machine: Machine) -> Iterator[str]:
 def _model_disk(plan: Plan, machine: Machine, warnings: list[str]) -> Iterator[str]:
     folder = Path(plan.settings.text("MODEL_DIR"))
     kind = machine.filesystem(folder)
-    if kind.startswith(_NETWORK_FILESYSTEMS):
+    if kind.startswith(NETWORK_FILESYSTEMS):
         warnings.append(f"{folder} is on {kind}: loading takes as long as the network does")
     if not machine.which("vllm"):
         yield "there is no command vllm; is this the serving image?"
