@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagebuild.errors import IntegrityError
-from imagebuild.sources.http import Http
+from imagebuild.sources.http import Http, account
 from imagebuild.sources.ranges import (
     RangeFile,
     RangeReader,
@@ -121,6 +121,15 @@ def test_tail_and_parts(reader: Reader, server: IndexServer, size: int | None) -
     assert one.fetch(Span(5, 5)) == b""
     assert len(server.asked) == 2
     assert reader(size).tail(999_999) == (0, CONTENT)
+
+
+def test_parts_that_come_together_are_on_the_account_of_who_asks(reader: Reader) -> None:
+    file = RangeFile(len(CONTENT), reader(len(CONTENT)).fetch)
+    with account() as mine:
+        file.fill([Span(0, 10), Span(100_000, 100_020), Span(290_000, 290_030)])
+    assert (mine.requests, mine.bytes_fetched) == (3, 60)
+    file.seek(100_000)
+    assert file.read(20) == CONTENT[100_000:100_020]
 
 
 def test_no_ranges_is_told_apart_without_reading_the_file(
