@@ -6,6 +6,8 @@ Stands alone, so that its stage depends on this file and the given folder only.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
+import re
 import shutil
 import subprocess
 import sys
@@ -46,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
 def _ray(folder: Path) -> None:
     wheels = sorted(folder.rglob("*.whl"))
     if wheels:
-        _install(wheels)
+        _install(wheels, "ray")
     elif shutil.which("ray") is None:
         raise _StepError(4, "ray: expected it in the base or as wheels, found neither\n"
                          "hint: --build-context ray=DIR with the wheels")  # fmt: skip
@@ -79,7 +81,7 @@ def _mentat(folder: Path, version: str) -> None:
     (_BIN / "ray").symlink_to("mentatd")
     wheels = sorted(folder.rglob("*.whl"))
     if wheels:
-        _install(wheels)
+        _install(wheels, "mentat")
     told = _run(["mentatd", "--version"])
     if version not in told.split():
         raise _StepError(3, f"mentatd --version: expected {version}, found {told!r}")
@@ -88,10 +90,30 @@ def _mentat(folder: Path, version: str) -> None:
         raise _StepError(3, f"ray --version: expected mentat, found {told!r}")
 
 
-def _install(wheels: Sequence[Path]) -> None:
-    """Installs wheels as they are, with byte code that does not depend on file times."""
-    _run([sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--no-cache-dir",
-          "--break-system-packages", "--root-user-action=ignore", *map(str, wheels)])  # fmt: skip
+def _install(wheels: Sequence[Path], owner: str) -> None:
+    """Installs wheels as they are, with byte code that does not depend on file times.
+
+    What the base has already stays, whichever version the wheel is of: vLLM was built with it.
+    """
+    wanted = []
+    for wheel in wheels:
+        project = re.sub(r"[-_.]+", "-", wheel.name.partition("-")[0]).lower()
+        known = _installed(project)
+        if known is None or project == owner:
+            wanted.append(wheel)
+        else:
+            sys.stdout.write(f"{wheel.name} is left out: the base has {project} {known}\n")
+    if wanted:
+        _run([sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--no-cache-dir",
+              "--break-system-packages", "--root-user-action=ignore", *map(str, wanted)]
+             )  # fmt: skip
+
+
+def _installed(project: str) -> str | None:
+    try:
+        return importlib.metadata.version(project)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _run(command: Sequence[str]) -> str:

@@ -153,6 +153,26 @@ def test_mentat_beside_ray_is_refused(
     assert "share a name" in capsys.readouterr().err
 
 
+def test_what_the_base_has_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[list[str]] = []
+    monkeypatch.setattr(cluster, "_run", lambda command: ran.append(list(command)) or "")
+    known = {"packaging": "25.0", "typing-extensions": "4.15.0", "ray": "2.40.0"}
+    monkeypatch.setattr(cluster, "_installed", known.get)
+    wheels = [tmp_path / f"{name}-9-py3-none-any.whl"
+              for name in ("msgpack", "packaging", "ray", "typing_extensions")]  # fmt: skip
+    cluster._install(wheels, "ray")
+    assert [Path(word).name.partition("-")[0] for word in ran[0][-2:]] == ["msgpack", "ray"]
+    assert ran[0][2:4] == ["pip", "install"]
+    said = capsys.readouterr().out
+    assert "packaging-9-py3-none-any.whl is left out: the base has packaging 25.0" in said
+    assert "the base has typing-extensions 4.15.0" in said
+    ran.clear()
+    cluster._install(wheels[1:2], "ray")
+    assert not ran
+
+
 def test_ray_must_be_there_and_be_ray(
     tmp_path: Path,
     bin_folder: Path,
