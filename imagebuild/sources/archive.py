@@ -183,6 +183,7 @@ def _check_names(members: list[zipfile.ZipInfo], source: str) -> None:
         if times > 1:
             raise IntegrityError(f"{source}: expected each name once, found {name!r} {times} times")
     names = {member.filename.rstrip("/") for member in members if not member.is_dir()}
+    folders: set[str] = set()
     for member in members:
         # orig_filename: zipfile cuts `filename` at a NUL.
         name = member.orig_filename
@@ -194,8 +195,12 @@ def _check_names(members: list[zipfile.ZipInfo], source: str) -> None:
             or re.match(r"[A-Za-z]:", name)
         ):
             raise IntegrityError(f"{source}: expected paths inside the wheel, found {name!r}")
-        if any("/".join(parts[:depth]) in names for depth in range(1, len(parts))):
-            raise IntegrityError(f"{source}: expected a folder above {name!r}, found a file")
+        folder = name.removesuffix("/").rpartition("/")[0]
+        while folder and folder not in folders:  # a folder is looked at once
+            if folder in names:
+                raise IntegrityError(f"{source}: expected a folder above {name!r}, found a file")
+            folders.add(folder)
+            folder = folder.rpartition("/")[0]
         if stat.S_ISLNK(member.external_attr >> 16):
             raise IntegrityError(f"{source}: expected plain files, found the link {name!r}")
 
