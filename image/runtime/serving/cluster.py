@@ -35,11 +35,13 @@ class Membership(NamedTuple):
         rank: 0 is the head, which serves the API.
         ranks: how many there are.
         head_address: an IP address or name that the other ranks reach.
+        addresses: of all ranks in their order; empty where there is one.
     """
 
     rank: int
     ranks: int
     head_address: str
+    addresses: tuple[str, ...] = ()
 
 
 class Cluster(Protocol):

@@ -204,11 +204,15 @@ class Election:
         taken = {worker.asked for worker in workers}
         free = iter([rank for rank in range(1, plan.nodes) if rank not in taken])
         by_address = sorted(workers, key=lambda worker: int(ipaddress.ip_address(worker.address)))
-        for worker in by_address:
-            rank = worker.asked if worker.asked is not None else next(free)
+        ranks = {worker.asked if worker.asked is not None else next(free): worker
+                 for worker in by_address}  # fmt: skip
+        others = [ranks[rank].address for rank in sorted(ranks)]
+        addresses = (self._place.head_address, *others)
+        for rank, worker in ranks.items():
             self._links[worker.link] = f"rank {rank} ({worker.address})"
-            self._tell(worker.link, {"welcome": {"rank": rank, "ranks": plan.nodes}})
-        return Membership(0, plan.nodes, self._place.head_address)
+            welcome = {"rank": rank, "ranks": plan.nodes, "addresses": addresses}
+            self._tell(worker.link, {"welcome": welcome})
+        return Membership(0, plan.nodes, self._place.head_address, addresses)
 
     def _refuse(self, workers: list[_Worker], problems: list[str], code: int) -> None:
         for worker in workers:
@@ -265,7 +269,8 @@ class Election:
     def _answered(self, plan: Plan, answer: dict[str, Any]) -> Membership:
         welcome = answer.get("welcome")
         if isinstance(welcome, dict) and isinstance(welcome.get("rank"), int):
-            return Membership(welcome["rank"], plan.nodes, self._place.head_address)
+            addresses = tuple(map(str, welcome.get("addresses", ())))
+            return Membership(welcome["rank"], plan.nodes, self._place.head_address, addresses)
         for link in list(self._links):
             self._drop(link)
         refused = answer.get("refused")

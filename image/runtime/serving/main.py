@@ -136,7 +136,9 @@ class Start:
         net = self._network(plan, place)
         _begin(state, "join")
         membership = self._cluster.join(plan, mine)
-        state.update(rank=membership.rank, ranks=membership.ranks)
+        port = plan.settings.number("STATUS_PORT")
+        peers = [_host_and_port(address, port) for address in membership.addresses]
+        state.update(rank=membership.rank, ranks=membership.ranks, peers=peers)
         log(f"rank {membership.rank} of {membership.ranks}, head {membership.head_address}")
         parts = (net.variables, caches.prepare(plan, mine))
         made = command.environment(plan, *parts, member=membership)
@@ -226,7 +228,7 @@ class Start:
             token = read_token(Path(s.text("STATUS_TOKEN_FILE"))) if s["STATUS_TOKEN_FILE"] else ""
             options = Options(
                 s.text("STATUS_HOST"), s.number("STATUS_PORT"), Path(s.text("STATE_DIR")),
-                Path(s.text("LOG_DIR")) / _LOG, token, lambda: s.texts("PEERS"),
+                Path(s.text("LOG_DIR")) / _LOG, token,
             )  # fmt: skip
             self._status = StatusServer(options)
         except (OSError, ValueError) as error:
@@ -271,6 +273,10 @@ def _own_fault(error: Exception) -> EnvironmentFault:
         f"a fault of the entry point itself, {type(error).__name__} at {place}: {error}; please "
         "report it with this line"
     )
+
+
+def _host_and_port(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def _begin(state: StateFile, stage: str) -> None:

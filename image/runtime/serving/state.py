@@ -4,10 +4,12 @@ One JSON object at `$GLM_STATE_DIR/state.json`, replaced in one step, so that a 
 half of it. Only `main` writes it; everybody may read it with `read`.
 
     {"schema": 1, "deployment", "rank", "ranks", "stage", "stages": [{"name", "state", "started",
-     "ended", "message"}], "route", "fingerprint", "knobs", "serving", "error"}
+     "ended", "message"}], "route", "fingerprint", "knobs", "serving", "error", "peers"}
 
 Times are seconds since the epoch or null; `rank` is null until it is known; `stage` is one of
-STAGES or ENDS; `fingerprint` is null or `Fingerprint.document()`; `error` is null or a sentence.
+STAGES or ENDS; `fingerprint` is null or `Fingerprint.document()`; `error` is null or a sentence;
+`peers` is empty until the ranks have joined, then has HOST:PORT of each rank's status server in
+their order.
 """
 
 from __future__ import annotations
@@ -66,6 +68,7 @@ class StateFile:
             "knobs": {},
             "serving": False,
             "error": None,
+            "peers": [],
         }
         folder.mkdir(parents=True, exist_ok=True)
         self._write()

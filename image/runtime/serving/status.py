@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
@@ -43,7 +43,6 @@ class Options:
         folder: of the state file.
         log: vLLM's log, for the MCP tool; None for none.
         token: that every request must show; "" only on loopback.
-        peers: addresses of the status servers of all ranks, as HOST or HOST:PORT.
     """
 
     host: str
@@ -51,7 +50,6 @@ class Options:
     folder: Path
     log: Path | None = None
     token: str = ""
-    peers: Callable[[], tuple[str, ...]] = tuple
 
 
 class StatusServer:
@@ -138,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == "/status.json":
             self._json(document)
         elif path == "/cluster.json":
-            self._json(statusfacts.cluster(document, options.peers(), options.token))
+            self._json(statusfacts.cluster(document, options.token))
         elif path == "/metrics":
             self._answer(HTTPStatus.OK, statusfacts.metrics(document), _TEXT)
         elif path == "/mcp":
@@ -167,9 +165,7 @@ class _Handler(BaseHTTPRequestHandler):
         options = self.server.options
         return statusmcp.Source(
             lambda: statusfacts.document(options.folder),
-            lambda: statusfacts.cluster(
-                statusfacts.document(options.folder), options.peers(), options.token
-            ),
+            lambda: statusfacts.cluster(statusfacts.document(options.folder), options.token),
             options.log,
         )
 
@@ -268,11 +264,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8082)
     parser.add_argument("--folder", type=Path, default=Path(state.DEFAULT_DIR))
+    parser.add_argument("--log", type=Path, help="vLLM's log, for the MCP tool")
     parser.add_argument("--token-file", type=Path)
     asked = parser.parse_args(arguments)
     try:
         token = read_token(asked.token_file) if asked.token_file else ""
-        server = StatusServer(Options(asked.host, asked.port, asked.folder, None, token))
+        server = StatusServer(Options(asked.host, asked.port, asked.folder, asked.log, token))
     except (OSError, ValueError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

@@ -47,21 +47,25 @@ def memory(file: Path = _MEMINFO) -> dict[str, int]:
     return {_FIELDS[name]: int(value) * 1024 for name, value in pairs if name in _FIELDS}
 
 
-def cluster(own: Mapping[str, Any], peers: tuple[str, ...], token: str) -> dict[str, Any]:
-    """This rank and, asked at once, the others."""
+def cluster(own: Mapping[str, Any], token: str) -> dict[str, Any]:
+    """All ranks in their order, the others asked at once; before they have joined, this one."""
+    peers = list(map(str, own.get("peers") or [""]))
+    me = own.get("rank") or 0
+    others = [(rank, peer) for rank, peer in enumerate(peers) if rank != me]
     with ThreadPoolExecutor(max_workers=16) as pool:
-        ranks = list(pool.map(lambda peer: _peer(peer, token), peers))
-    mine = {"address": "", "healthy": own["healthy"], "stage": own["stage"],
-            "rank": own.get("rank"), "error": own.get("error"),
+        ranks = list(pool.map(lambda other: _peer(*other, token), others))
+    mine = {"address": peers[me] if me < len(peers) else "", "healthy": own["healthy"],
+            "stage": own["stage"], "rank": own.get("rank"), "error": own.get("error"),
             "fingerprint": _digest(own)}  # fmt: skip
-    return {"schema": 1, "deployment": own.get("deployment"), "ranks": [mine, *ranks]}
+    ranks.insert(me, mine)
+    return {"schema": 1, "deployment": own.get("deployment"), "ranks": ranks}
 
 
-def _peer(peer: str, token: str) -> dict[str, Any]:
+def _peer(rank: int, peer: str, token: str) -> dict[str, Any]:
     host, _, port = peer.rpartition(":")
-    entry: dict[str, Any] = {"address": peer, "healthy": False, "stage": "unknown", "rank": None,
+    entry: dict[str, Any] = {"address": peer, "healthy": False, "stage": "unknown", "rank": rank,
                              "error": None, "fingerprint": None}  # fmt: skip
-    connection = http.client.HTTPConnection(host, int(port), timeout=PEER_TIMEOUT_S)
+    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=PEER_TIMEOUT_S)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         connection.request("GET", "/status.json", headers=headers)
@@ -77,7 +81,7 @@ def _peer(peer: str, token: str) -> dict[str, Any]:
         return entry
     finally:
         connection.close()
-    shown = {name: found.get(name) for name in ("healthy", "stage", "rank", "error")}
+    shown = {name: found.get(name) for name in ("healthy", "stage", "error")}
     return entry | shown | {"fingerprint": _digest(found)}
 
 

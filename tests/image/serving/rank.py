@@ -34,7 +34,8 @@ class TwoRanks:
             raise MismatchError("kernel: rank 0 has sha256:1, rank 1 has sha256:2")
         while (self.folder / "wait").exists():
             time.sleep(0.02)
-        return Membership(int((self.folder / "worker").exists()), 2, "127.0.0.1")
+        rank = int((self.folder / "worker").exists())
+        return Membership(rank, 2, "127.0.0.1", ("127.0.0.1", "::1"))
 
     def lost(self):
         return "rank 1 is lost: it was killed" if (self.folder / "lost").exists() else ""

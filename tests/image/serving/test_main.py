@@ -297,6 +297,8 @@ class TestTwoRanks:
         rank.until("serving")
         record = json.loads((folder / "record").read_text())
         assert record["argv"][record["argv"].index("--nnodes") + 1] == "2"
+        port = rank.state["knobs"]["GLM_STATUS_PORT"]
+        assert rank.state["peers"] == [f"127.0.0.1:{port}", f"[::1]:{port}"]
         assert record["env"]["GLOO_SOCKET_IFNAME"] == "lo"
         (folder / "lost").touch()
         code, _output = rank.ended()

@@ -85,12 +85,14 @@ class TestJoin:
     def test_four_ranks_in_any_order(self, ranks: Ranks) -> None:
         waiting = {number: ranks.start(number) for number in (3, 1, 0, 2)}
         got = {number: future.result(20) for number, future in waiting.items()}
-        assert got == {n: Membership(n, 4, ADDRESSES[0]) for n in range(4)}
+        assert got == {n: Membership(n, 4, ADDRESSES[0], tuple(ADDRESSES)) for n in range(4)}
         assert [election.lost() for election in ranks.made] == [""] * 4
 
     def test_asked_ranks_are_kept(self, ranks: Ranks) -> None:
         waiting = [ranks.start(0), ranks.start(1, RANK="3"), ranks.start(2), ranks.start(3)]
         assert [future.result(20).rank for future in waiting] == [0, 3, 1, 2]
+        by_rank = tuple(ADDRESSES[number] for number in (0, 2, 3, 1))
+        assert {future.result(20).addresses for future in waiting} == {by_rank}
 
     def test_one_other_kernel_stops_all_and_is_named(self, ranks: Ranks) -> None:
         other = {**PARTS, "kernel": "c" * 64}

@@ -2,7 +2,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
+import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +17,7 @@ from serving import state, statusfacts, statusmcp, statuspage
 from serving.status import Options, StatusServer, main, read_token
 
 TOKEN = "0123456789abcdef0123"
+CALL = '{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "cluster"}}'
 PATHS = ("/", "/healthz", "/status.json", "/cluster.json", "/metrics", "/mcp", "/nothing")
 
 
@@ -163,6 +169,22 @@ class TestWhoMayAsk:
         assert main(["--token-file", str(tmp_path / "none")]) == 2
         assert "error: " in capsys.readouterr().err
 
+    def test_the_command_knows_the_log(self, tmp_path: Path) -> None:
+        (tmp_path / "vllm.log").write_text("Loading weights took 9 s\n")
+        command = [sys.executable, "-m", "serving.status", "--port", "0", "--folder", str(tmp_path),
+                   "--log", str(tmp_path / "vllm.log")]  # fmt: skip
+        env = {**os.environ, "PYTHONPATH": str(Path(state.__file__).parents[1])}
+        with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as server:
+            try:
+                assert server.stderr is not None
+                port = int(server.stderr.readline().rpartition(":")[2])
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+                connection.request("POST", "/mcp", CALL.replace("cluster", "log"))
+                assert "Loading weights took 9 s" in connection.getresponse().read().decode()
+                connection.close()
+            finally:
+                server.kill()
+
 
 class TestMcp:
     def call(self, ask: Client, method: str, **params: Any) -> dict[str, Any]:
@@ -223,13 +245,12 @@ class TestCluster:
         other.fail("kernel: the head has sha256:a, rank 1 has sha256:c")
         peer = StatusServer(Options("127.0.0.3", 0, other.path.parent, None, TOKEN))
         peer.start()
-        peers = (f"127.0.0.3:{peer.port}", "127.0.0.4:9")
-        head = StatusServer(
-            Options("127.0.0.2", 0, shown.path.parent, None, TOKEN, peers=lambda: peers)
-        )
+        shown.update(rank=0, peers=["own", f"127.0.0.3:{peer.port}", "127.0.0.4:9"])
+        head = StatusServer(Options("127.0.0.2", 0, shown.path.parent, None, TOKEN))
         head.start()
         try:
             status, text, _ = Client(head)("/cluster.json", Authorization=f"Bearer {TOKEN}")
+            called = Client(head)("/mcp", "POST", CALL, Authorization=f"Bearer {TOKEN}")[1]
         finally:
             head.stop()
             peer.stop()
@@ -237,11 +258,37 @@ class TestCluster:
         assert status == 200 and mine["stage"] == "preflight"
         assert (one["rank"], one["stage"], one["fingerprint"]) == (1, "failed", "f" * 64)
         assert one["error"].startswith("kernel: ")
-        assert two["stage"] == "unknown" and "does not answer" in two["error"]
+        assert two["rank"] == 2 and two["stage"] == "unknown" and "does not answer" in two["error"]
+        assert json.loads(json.loads(called)["result"]["content"][0]["text"]) == json.loads(text)
 
-    def test_a_peer_that_talks_nonsense(self, shown: state.StateFile) -> None:
-        found = statusfacts.cluster(statusfacts.document(shown.path.parent), ("127.0.0.1:9",), "")
+    def test_the_order_is_that_of_the_ranks(self, shown: state.StateFile) -> None:
+        """Whoever is asked; and before they have joined there is one."""
+        alone = statusfacts.cluster(statusfacts.document(shown.path.parent), "")
+        assert [rank["rank"] for rank in alone["ranks"]] == [None]
+        shown.update(rank=1, peers=["127.0.0.1:9", "here:1", "[::1]:9"])
+        ranks = statusfacts.cluster(statusfacts.document(shown.path.parent), "")["ranks"]
+        assert [rank["rank"] for rank in ranks] == [0, 1, 2]
+        assert [rank["stage"] for rank in ranks] == ["unknown", "preflight", "unknown"]
+        assert ranks[1]["address"] == "here:1"
+
+    @pytest.mark.parametrize("answer", [b"", b"hello\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n[1]",
+                                        b"HTTP/1.1 401 Unauthorized\r\n\r\n{}"])  # fmt: skip
+    def test_a_peer_that_talks_nonsense(self, shown: state.StateFile, answer: bytes) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            shown.update(rank=0, peers=["own", f"127.0.0.1:{server.getsockname()[1]}"])
+            thread = threading.Thread(target=self.talk, args=(server, answer))
+            thread.start()
+            found = statusfacts.cluster(statusfacts.document(shown.path.parent), "")
+            thread.join()
         assert found["ranks"][1]["healthy"] is False
+        assert "does not answer" in found["ranks"][1]["error"]
+
+    @staticmethod
+    def talk(server: socket.socket, answer: bytes) -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(answer)
 
     def test_memory(self, tmp_path: Path) -> None:
         assert statusfacts.memory()["total"] > statusfacts.memory()["available"] > 0
