@@ -229,9 +229,10 @@ def index(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[First]:
     """An index over both platforms, loaded and pushed."""
-    made = Repository(tmp_path_factory.mktemp("index") / "clone", both, cuda)
-    assert main(["lock", "update", "debs", "--base", both], root=made.folder) == 0
-    made.commit()
+    locked = Repository(tmp_path_factory.mktemp("locked") / "clone", both, cuda)
+    assert main(["lock", "update", "debs", "--base", both], root=locked.folder) == 0
+    # A clone of it is one commit, as is any other.
+    made = Repository(tmp_path_factory.mktemp("index") / "clone", both, cuda, locked.folder)
     tag = f"{registry}/imagebuild-test/image:all"
     options = ("--toolchain", toolchain.result())
     outcome = made.build(tag, "--push", *options, arch="all")
