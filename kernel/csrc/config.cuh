@@ -55,9 +55,11 @@ struct Config {
 
   static constexpr int kInboxesEnd = kRingBytes + kProbabilityBytes + kWarps * kInboxBytes;
 
-  // 64 heads need every register. Where there is room, the block's position waits in shared memory.
+  // 64 heads need every register, and leave room in shared memory: there the block's position waits,
+  // and the factors by which fp8 scales its queries.
   static constexpr bool kIsParked = kHeadTiles == 4;
-  static constexpr int kSharedBytes = kInboxesEnd + (kIsParked ? 16 : 0);
+  static constexpr int kFactorsStart = kInboxesEnd + 16;
+  static constexpr int kSharedBytes = kIsParked ? kFactorsStart + kRows * 4 : kInboxesEnd;
 
   // Q passes through the end of the ring on its way to registers, so fewer tiles can load meanwhile.
   static constexpr int kQueryBytes = kRows * kQueryRowBytes;
