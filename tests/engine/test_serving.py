@@ -144,7 +144,8 @@ class Deployment:
     def healthy(self) -> None:
         def all_are() -> bool:
             states = [self.state(rank) for rank in range(self.count)]
-            assert all(state["Running"] for state in states), self.log(0)[-2000:]
+            ended = [rank for rank, state in enumerate(states) if not state["Running"]]
+            assert not ended, "\n".join(f"{states[r]}\n{self.log(r)[-1500:]}" for r in ended)
             return all(state["Health"]["Status"] == "healthy" for state in states)
 
         self.until(all_are, "every rank healthy")
