@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from imagebuild.config import CLUSTERS, FLASHKDA
+from imagebuild.config import CLUSTERS, FLASHKDA, PLATFORMS
 from imagebuild.errors import BuildError, EngineError, UsageError
 from imagebuild.patching.patch import GPU_ARCHES
 
@@ -399,6 +399,17 @@ def _positive(text: str) -> int:
 
 def _kernel(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
     kernel = _group(verbs, "kernel", "the attention kernel")
+    build = _verb(kernel, "build", "commands.kernelbuild:build",
+                  "compile the library, with this machine's nvcc or the pinned one")  # fmt: skip
+    build.add_argument("--arch", choices=GPU_ARCHES, action="append",
+                       help="may be given twice; default: all")  # fmt: skip
+    build.add_argument("--platform", choices=PLATFORMS, help="default: this machine's")
+    build.add_argument("--cuda", metavar="DIR", help="a CUDA toolkit to take nvcc from")
+    build.add_argument("--pinned", action="store_true",
+                       help="take the pinned compiler even where there is one")  # fmt: skip
+    build.add_argument("--debug", action="store_true", help="trap on rows that are out of range")
+    build.add_argument("--out", metavar="FILE", help="default: below dist/kernel")
+    build.add_argument("--dist", metavar="DIR", help="where results are; default: dist")
     check = _verb(kernel, "check", "commands.kernelruns:check",
                   "check the kernel and FlashKDA on this machine's GPU against fp64")  # fmt: skip
     check.add_argument("--quick", action="store_true", help="a few seconds instead of a minute")

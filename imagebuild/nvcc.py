@@ -15,11 +15,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from imagebuild.errors import BrokenError, BuildError, EngineError, UsageError
-from imagebuild.verify import fatbin
+from imagebuild.errors import BrokenError, BuildError, EngineError, UsageError, raise_collected
+from imagebuild.verify import fatbin, ptxas
 
 # What every library carries: both cards, Hopper for tests on hardware that we have, and PTX for
 # cards to come. An sm_120a cubin does not run on sm_121, so neither can stand for the other.
@@ -52,12 +52,16 @@ class Options:
         ptx: target of PTX; None for none.
         flags: for the compiler, such as macros and include folders.
         needed: sonames that the library asks for beside the CUDA runtime's.
+        arches: GPUs that the library must run on.
+        limits: what its kernels may use; None for code that is not ours.
     """
 
     cubins: tuple[str, ...] = CUBINS
     ptx: str | None = PTX
     flags: tuple[str, ...] = ()
     needed: tuple[str, ...] = ()
+    arches: tuple[str, ...] = GPU_ARCHES
+    limits: ptxas.Limits | None = field(default_factory=ptxas.Limits)
 
 
 @dataclass(frozen=True)
@@ -67,10 +71,12 @@ class Built:
     Attributes:
         path: the file.
         targets: of its GPU code, such as "sm_120a" and "compute_120".
+        kernels: what each of them uses, where that is limited.
     """
 
     path: Path
     targets: tuple[str, ...]
+    kernels: tuple[ptxas.Usage, ...] = ()
 
 
 def find(cuda: Path | None = None) -> Compiler:
@@ -79,11 +85,7 @@ def find(cuda: Path | None = None) -> Compiler:
     Raises:
         EngineError: there is none, it does not run, or it is too old for sm_121.
     """
-    on_path = shutil.which("nvcc")
-    named = [cuda, Path(os.environ["CUDA_HOME"])] if "CUDA_HOME" in os.environ else [cuda]
-    places = [place / "bin" / "nvcc" for place in named if place]
-    places += [Path(on_path)] if on_path else []
-    places += [Path("/usr/local/cuda/bin/nvcc")]
+    places = _places(cuda)
     path = next((place.resolve() for place in places if place.is_file()), None)
     if path is None:
         raise EngineError("nvcc: expected the CUDA compiler, found none in "
@@ -101,6 +103,20 @@ def find(cuda: Path | None = None) -> Compiler:
         raise EngineError(f"{path}: expected release 12.9 or newer, which knows sm_121, found "
                           f"{match[1]}.{match[2]}")  # fmt: skip
     return Compiler(path, f"{match[1]}.{match[2]}", _include(path))
+
+
+def is_installed() -> bool:
+    """Whether `find` finds a compiler where none is named."""
+    return any(place.is_file() for place in _places(None))
+
+
+def _places(cuda: Path | None) -> list[Path]:
+    """Where a compiler may be, best first."""
+    on_path = shutil.which("nvcc")
+    named = [cuda, Path(os.environ["CUDA_HOME"])] if "CUDA_HOME" in os.environ else [cuda]
+    places = [place / "bin" / "nvcc" for place in named if place]
+    places += [Path(on_path)] if on_path else []
+    return [*places, Path("/usr/local/cuda/bin/nvcc")]
 
 
 def _include(nvcc: Path) -> Path:
@@ -151,6 +167,8 @@ def command(
     return [
         str(compiler.path), "-O3", "-std=c++17", "-shared",
         "-Xcompiler", "-fPIC,-fvisibility=hidden", *code, *options.flags,
+        # Targets are compiled side by side; the bytes are the same.
+        f"--threads={os.cpu_count() or 1}", *(["-Xptxas=-v"] if options.limits else []),
         "-ccbin", host_compiler(platform), f"-I{compiler.include}",
         # What is linked at run time is the image's own. Stubs stand in for it here, so that linking
         # for another processor needs nothing of that processor but its compiler.
@@ -187,7 +205,8 @@ def build(
     Raises:
         UsageError: no source, or an unknown platform.
         EngineError: no compiler, or it failed.
-        BrokenError: the library has no code for a card, or is for another processor.
+        BrokenError: the library has no code for a card, or is for another processor; a kernel
+            needs more than its limits.
     """
     source, out = source.resolve(), out.absolute()
     found = [source / path for path in sources or ()] or sorted(source.rglob("*.cu"))
@@ -199,10 +218,10 @@ def build(
     with tempfile.TemporaryDirectory(prefix="nvcc-") as work:
         stubs = [_stub(Path(work), soname, platform) for soname in sonames]
         library = Path(work) / out.name
-        echo_and_run(
-            command(compiler, found, library, platform, stubs=stubs, options=options), source
-        )
-        built = Built(out, check(library, platform))
+        call = command(compiler, found, library, platform, stubs=stubs, options=options)
+        report = _compile(call, source)
+        kernels = _gate(report, options, found) if options.limits else ()
+        built = Built(out, check(library, platform, options.arches), kernels)
         shutil.copyfile(library, out)
     out.chmod(0o644)
     return built
@@ -216,7 +235,34 @@ def _stub(folder: Path, soname: str, platform: str) -> Path:
     return path
 
 
-def check(library: Path, platform: str) -> tuple[str, ...]:
+def _compile(call: Sequence[str], folder: Path) -> str:
+    """Runs the compiler; what it reports. A static assertion that fails is a limit of ours."""
+    try:
+        return echo_and_run(call, folder, quiet="ptxas info")
+    except EngineError as error:
+        if "static assertion failed" in str(error):
+            raise BrokenError(str(error)) from error
+        raise
+
+
+def _gate(report: str, options: Options, sources: Sequence[Path]) -> tuple[ptxas.Usage, ...]:
+    """What the kernels use, once it is sure to be no more than allowed."""
+    where = ", ".join(path.name for path in sources)
+    try:
+        found = ptxas.usages(report)
+    except ptxas.ReportError as error:
+        raise EngineError(f"{where}: ptxas -v: {error}") from error
+    targets = {one.target for one in found}
+    if targets != set(options.cubins):
+        raise EngineError(f"{where}: ptxas -v: expected a report of {', '.join(options.cubins)}, "
+                          f"found {', '.join(sorted(targets)) or 'none'}")  # fmt: skip
+    problems = ptxas.broken(found, options.limits or ptxas.Limits(), where=where)
+    raise_collected(BrokenError, "kernels need more than is allowed", problems,
+                    hint="registers and shared memory: kernel/csrc/config.cuh")  # fmt: skip
+    return tuple(found)
+
+
+def check(library: Path, platform: str, arches: Sequence[str] = GPU_ARCHES) -> tuple[str, ...]:
     """The targets of a library's GPU code, once it is sure to run on every card we serve.
 
     Raises:
@@ -231,22 +277,34 @@ def check(library: Path, platform: str) -> tuple[str, ...]:
     if machine != _MACHINES[platform][0]:
         raise BrokenError(f"{library.name}: expected code for {platform}, found {machine}")
     targets = tuple(dict.fromkeys(code.target for code in codes))
-    missing = [arch for arch in GPU_ARCHES if not fatbin.runs_on(codes, arch)]
+    missing = [arch for arch in arches if not fatbin.runs_on(codes, arch)]
     if missing:
         raise BrokenError(f"{library.name}: expected code that runs on {' and '.join(missing)}, "
                           f"found {', '.join(targets) or 'none'}")  # fmt: skip
     return targets
 
 
-def echo_and_run(call: Sequence[str], folder: Path) -> None:
-    """Shows a command and runs it there. Raises EngineError with the end of what it said."""
+def echo_and_run(call: Sequence[str], folder: Path, *, quiet: str | None = None) -> str:
+    """Shows a command and runs it there; what it said on standard error.
+
+    Args:
+        call: the words.
+        folder: where it runs.
+        quiet: lines with this, and lines that are indented, are not shown.
+
+    Raises:
+        EngineError: it failed; with the end of what it said.
+    """
     sys.stderr.write(f"+ {shlex.join(call)}\n")
     done = subprocess.run(call, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         said = (done.stderr or done.stdout).strip()[-2000:]
         raise EngineError(f"{Path(call[0]).name}: expected exit code 0, found {done.returncode}:\n"
                           f"{said}")  # fmt: skip
-    sys.stderr.write(done.stderr)
+    for line in done.stderr.splitlines():
+        if not quiet or not (quiet in line or line.startswith(" ") or not line):
+            sys.stderr.write(f"{line}\n")
+    return done.stderr
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -81,7 +81,8 @@ def _build(asked: argparse.Namespace) -> None:
                                                  "tools/util/include")),
     ]  # fmt: skip
     flags = (*_FLAGS, *(f"-I{folder}" for folder in folders))
-    options = nvcc.Options(cubins=("sm_120f",), ptx=None, flags=flags, needed=_NEEDED)
+    options = nvcc.Options(cubins=("sm_120f",), ptx=None, flags=flags, needed=_NEEDED,
+                           limits=None)  # fmt: skip
     library = asked.out / "site" / checks.LIBRARY
     built = nvcc.build(source, library, asked.platform, cuda=asked.cuda,
                        sources=[Path(path) for path in SOURCES], options=options)  # fmt: skip
