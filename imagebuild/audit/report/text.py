@@ -134,7 +134,7 @@ def _scope(console: Console, scope: ScopeDiff) -> None:
     lines = []
     for change in scope.tokens:
         place = change.new_line or change.old_line
-        at = f"line {place}: " if place else ""
+        at = f"line {place}: " if place else "outside: "
         lines.append(f"{at}{shown(change.old) or 'nothing'} => {shown(change.new) or 'nothing'}")
     _some(console, lines, _TOKEN_RUNS, "changes")
 
