@@ -13,6 +13,7 @@ from imagebuild.errors import UsageError
 from imagebuild.patching.patch import GPU_ARCHES, GpuArch
 from imagebuild.patching.series import Series, load_series
 from imagebuild.patching.tree import VLLM, title
+from imagebuild.patching.unified import SUFFIX
 
 ROOT = Path(__file__).resolve().parent.parent
 PLATFORMS = ("linux/amd64", "linux/arm64")
@@ -152,6 +153,13 @@ class Recipe:
     def lock_file(self) -> Path:
         """Its lock."""
         return self.folder / "lock.toml"
+
+    def patch_file(self, name: str) -> Path:
+        """What a patch of the series is written in: a module, a diff, or a folder of forks."""
+        diff, fork = self.patches_dir / f"{name}{SUFFIX}", self.patches_dir / name
+        if diff.is_file():
+            return diff
+        return fork if fork.is_dir() else self.patches_dir / f"{name}.py"
 
     def platform(self, gpu_arch: GpuArch) -> str:
         """Docker's word for an arch. Raises UsageError when the recipe does not serve it."""

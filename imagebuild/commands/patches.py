@@ -164,7 +164,12 @@ def _variant_text(variant: Variant) -> str:
         )
         diff = difflib.ndiff(edit.anchor.splitlines(), edit.result.splitlines())
         lines += [f"  {line.rstrip()}" for line in diff if not line.startswith("?")]
-    lines += [f"new file: {file.path} from image/runtime/{file.source}" for file in variant.files]
+    lines += [
+        f"whole file: {file.path}"
+        if Path(file.source).is_absolute()
+        else f"new file: {file.path} from image/runtime/{file.source}"
+        for file in variant.files
+    ]
     lines += [f"relies on: {symbol}" for symbol in variant.relies_on]
     return "\n".join(lines)
 

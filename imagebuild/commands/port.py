@@ -43,7 +43,9 @@ def run(context: Context) -> int:
     if arguments.keep:
         _keep(Path(arguments.keep), asked, changes)
     code = max((one.exit_code for one in asked), default=0)
-    _conclude(context, asked, written, code)
+    done = (Result.FITS, Result.DROPPED)
+    needed = [one.patch.name for one in found if one not in asked and one.result not in done]
+    _conclude(context, asked, needed, written, code)
     return code
 
 
@@ -81,7 +83,7 @@ def _changes(context: Context, found: list[Ported]) -> tuple[dict[str, str], dic
     for one in found:
         if one.variant is None:
             continue
-        path = _file(context, one)
+        path = context.recipe.patch_file(one.patch.name)
         before = path.read_text("utf-8")
         rewrite = module.rewritten_diff if path.suffix == SUFFIX else module.rewritten
         try:
@@ -94,13 +96,6 @@ def _changes(context: Context, found: list[Ported]) -> tuple[dict[str, str], dic
         lines = difflib.unified_diff(*sides, f"a/{name}", f"b/{name}")
         texts[one.patch.name], diffs[one.patch.name] = after, "".join(lines)
     return texts, diffs
-
-
-def _file(context: Context, one: Ported) -> Path:
-    """The file that a patch is written in: a diff, or a module."""
-    folder = context.recipe.patches_dir
-    diff = folder / f"{one.patch.name}{SUFFIX}"
-    return diff if diff.is_file() else folder / f"{one.patch.name}.py"
 
 
 def _show(context: Context, one: Ported, diff: str) -> None:
@@ -139,11 +134,11 @@ def _write(context: Context, found: list[Ported], texts: dict[str, str]) -> list
              if one.result is Result.CLEAN and one.patch.name in texts}  # fmt: skip
     recipe = context.recipe
     module.require_same(recipe.series_file, recipe.patches_dir, context.series.runtime,
-                        {_file(context, one).name: texts[name] for name, one in clean.items()},
+                        {recipe.patch_file(name).name: texts[name] for name in clean},
                         {name: one.new_patch() for name, one in clean.items()})  # fmt: skip
     paths = []
-    for name, one in clean.items():
-        path = _file(context, one)
+    for name in clean:
+        path = recipe.patch_file(name)
         write_atomically(path, texts[name].encode("utf-8"))
         paths.append(path.relative_to(recipe.root).as_posix())
     return paths
@@ -161,8 +156,13 @@ def _keep(folder: Path, found: list[Ported], changes: dict[str, str]) -> None:
                 write_atomically(folder / f"{name}.{number}.conflict", text.encode("utf-8"))
 
 
-def _conclude(context: Context, found: list[Ported], written: list[str], code: int) -> None:
+def _conclude(
+    context: Context, found: list[Ported], needed: list[str], written: list[str], code: int
+) -> None:
+    """Says what was written, what is next, and what else is needed."""
     console, to = context.console, context.arguments.to
+    for name in needed:
+        console.result(f"! {name} is needed by what you named, and must be ported as well")
     for path in written:
         console.result(f"written: {path}")
     counts = {result: sum(one.result is result for one in found) for result in Result}
@@ -176,6 +176,7 @@ def _conclude(context: Context, found: list[Ported], written: list[str], code: i
         "to": to,
         "exit_code": code,
         "written": written,
+        "needed": needed,
         "patches": [_json(one) for one in found],
     })  # fmt: skip
 

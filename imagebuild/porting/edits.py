@@ -173,15 +173,7 @@ def port_symbol(symbol: Symbol, sides: Sides) -> PortedSymbol:
         old = ""
     now = place.find(sides.theirs, symbol.path, symbol.scope, old)
     if now is None:
-        if not _is_there(sides.theirs, symbol):
+        if not place.is_defined(sides.theirs, symbol.path, symbol.scope):
             return PortedSymbol(symbol, None, f"{symbol} is not in {sides.labels.theirs}")
         return PortedSymbol(symbol, symbol)
     return PortedSymbol(symbol, Symbol(now.path, now.scope), now.note)
-
-
-def _is_there(tree: Tree, symbol: Symbol) -> bool:
-    """Whether the symbol exists, however often it is defined."""
-    try:
-        return bool(place.scope_text(tree, symbol.path, symbol.scope))
-    except (FileNotFoundError, source.TextError, source.ScopeMissingError):
-        return False

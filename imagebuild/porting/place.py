@@ -41,7 +41,7 @@ def scope_text(tree: Tree, path: str, scope: str) -> str:
 def find(tree: Tree, path: str, scope: str, old: str) -> Place | None:
     """Where the scope whose text was `old` stands in `tree`; None when nothing is surely it."""
     here = _at(tree, path, scope)
-    if here:
+    if here or is_defined(tree, path, scope):
         return here
     others = list(_others(tree, path, scope, old))
     if len(others) == 1:
@@ -57,6 +57,14 @@ def _at(tree: Tree, path: str, scope: str, note: str = "") -> Place | None:
     except (FileNotFoundError, source.TextError, source.ScopeMissingError):
         return None
     return Place(path, scope, text, spans[0], note) if len(spans) == 1 else None
+
+
+def is_defined(tree: Tree, path: str, scope: str) -> bool:
+    """Whether the scope is in its file, be it more than once."""
+    try:
+        return bool(scope_text(tree, path, scope))
+    except (FileNotFoundError, source.TextError, source.ScopeMissingError):
+        return False
 
 
 def _others(tree: Tree, path: str, scope: str, old: str) -> Iterator[Place]:

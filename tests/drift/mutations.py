@@ -218,13 +218,13 @@ def uncalled(target: Target, chance: random.Random, symbols: list[Symbol]) -> Fi
     return caller.changed([(*caller.where(call), "None")])
 
 
-def callers_recorded(target: Target, chance: random.Random) -> Files | None:
+def callers_named(target: Target, chance: random.Random) -> Files | None:
     """A caller that the patch relies on no longer calls the scope."""
     return uncalled(target, chance, list(target.variant.relies_on))
 
 
-def callers_unrecorded(target: Target, chance: random.Random) -> Files | None:
-    """Another function of the same file no longer calls the scope."""
+def callers_of_the_file(target: Target, chance: random.Random) -> Files | None:
+    """A function of the same file, which the patch does not name, no longer calls the scope."""
     path = target.symbol.path
     if not path.endswith(".py"):
         return None
@@ -344,7 +344,7 @@ def unrelated(target: Target, _chance: random.Random) -> Files | None:
     return target.changed([(end, end, "\n\ndef one_more_helper(x):\n    return x + 1\n")])
 
 
-# Kinds whose every case changes the scope or what it stands on.
+# Every case of these changes the scope, what it stands on, or who calls it.
 CHANGES: dict[str, Mutator] = {
     "rename": rename,
     "move to another file": move,
@@ -355,8 +355,7 @@ CHANGES: dict[str, Mutator] = {
     "semantic, anchors intact": semantic,
     "name bound elsewhere": rebind,
     "import from elsewhere": origin,
-    "recorded caller gone": callers_recorded,
+    "named caller gone": callers_named,
+    "other caller of the file gone": callers_of_the_file,
 }
-# A caller that no patch names: what is seen of it is told, and not promised.
-UNRECORDED: dict[str, Mutator] = {"other caller gone": callers_unrecorded}
 NEUTRAL: dict[str, Mutator] = {"comment": comment, "unrelated function": unrelated}

@@ -52,10 +52,11 @@ def outputs_of(asked: Sequence[str]) -> tuple[Output, ...]:
 
 def about_of(recipe: Recipe, series: Series) -> About:
     """What reports say of the patches beside the verdicts."""
-    folder = recipe.patches_dir.relative_to(recipe.root).as_posix()
     names = [patch.name for patch in series.patches]
     return About(
-        patch_files={name: f"{folder}/{name}.py" for name in names},
+        patch_files={
+            name: recipe.patch_file(name).relative_to(recipe.root).as_posix() for name in names
+        },
         titles={name: series.docs[name].strip().partition("\n")[0] for name in names},
         lock_file=recipe.lock_file.relative_to(recipe.root).as_posix(),
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),

@@ -161,6 +161,17 @@ def test_all_patches_and_json(old_greeter: Product) -> None:
     assert ran.json["exit_code"] == ran.code == 0
 
 
+def test_what_is_needed_and_was_not_named_is_told(old_greeter: Product) -> None:
+    plan = f"patches/tiny/{PLAN}.py"
+    old_greeter.replace(plan, 'origin="",', f'origin="", needs=("{GREETER}",),')
+    old_greeter.replace(plan, ">=0.31,<0.34", ">=0.31,<0.32")
+    ran = old_greeter.run("patches", "port", PLAN, "--to", "0.32.0")
+    assert ran.code == 0, ran
+    assert f"{PLAN}: clean" in ran.out
+    assert f"! {GREETER} is needed by what you named, and must be ported as well" in ran.out
+    assert "is needed by" not in old_greeter.run("patches", "port", "--all", "--to", "0.32.0").out
+
+
 @pytest.mark.parametrize("words", [[], [GREETER, "--all"]])
 def test_names_or_all(product: Product, words: list[str]) -> None:
     ran = product.run("patches", "port", *words, "--to", "0.32.0")

@@ -168,6 +168,11 @@ class TestEdits:
         assert (found.how, found.new[0].scope) == (How.SAME, "Engine.bound")
         assert found.note.startswith("Engine.limit is taken to be Engine.bound now (likeness 0.")
 
+    def test_one_that_is_defined_twice_is_not_looked_for_elsewhere(self) -> None:
+        twice = OLD + "\n\nclass Engine:\n    def limit(self):\n        return 1\n"
+        found = ported({PATH: twice, "pkg/b.py": OLD})
+        assert (found.how, found.new) == (How.LOST, ())
+
     def test_of_two_that_look_alike_none_is_taken(self) -> None:
         body = OLD[OLD.index("    def limit") : OLD.index("\n    def other")]
         new = OLD.replace(body, body.replace("limit", "one") + body.replace("limit", "two"))
