@@ -156,11 +156,11 @@ class Vllm:
         sys.modules["vllm.version"].__version__ = "0.34.1"
         found["unknown release"] = attempt(self.engine.EngineArgs, model="any")
         sys.modules["vllm.version"].__version__ = keep
+        table = sys.modules["glm_mla_route"]
         for route in ("cuda", "stock"):
             self.start(route)
-            table = sys.modules["glm_mla_route"]
             sys.modules["glm_mla_route"] = None
-            found[f"unpatched {route}"] = attempt(self.engine.EngineArgs, model="any")
+            found[f"unpatched {route}"] = attempt(self.plugins.load_general_plugins)
             sys.modules["glm_mla_route"] = table
         # What the loader swallows: only the choice of a backend can still stop the start.
         self.start("cuda")
