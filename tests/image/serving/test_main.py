@@ -284,6 +284,13 @@ class TestTwoRanks:
     def two(self, start):
         return lambda **knobs: start("gb10-2x", GLM_CLUSTER_SUBNET="127.0.0.0/8", **knobs)
 
+    def test_no_fabric_is_told_where_it_is_looked_for(self, two):
+        rank = two(NCCL_IB_DISABLE="0")
+        code, _output = rank.ended()
+        assert code == 5
+        assert rank.stages["discover"] == "failed"
+        assert "expected an RDMA port" in rank.state["error"]
+
     def test_mismatch(self, folder, two):
         (folder / "mismatch").touch()
         rank = two()
