@@ -22,9 +22,9 @@ def build(context: Context) -> int:
         named = folder(upstream) if asked.pinned else Path(asked.cuda) if asked.cuda else None
         cuda = compiler(upstream, named)
     context.console.step(f"nvcc {cuda.version} ({cuda.path}) for {platform}")
+    chosen = options(asked.arch or nvcc.GPU_ARCHES, debug=asked.debug)
     built = nvcc.build(context.root / "kernel" / "csrc", out, platform,
-                       cuda=cuda.path.parent.parent,
-                       options=options(asked.arch or nvcc.GPU_ARCHES, debug=asked.debug))  # fmt: skip
+                       cuda=cuda.path.parent.parent, options=chosen)  # fmt: skip
     for one in built.kernels:
         context.console.step(f"{one.target} {one.kernel}: {one.registers} registers, "
                              f"{one.stack} bytes of stack, {one.spill_stores} spilled")  # fmt: skip

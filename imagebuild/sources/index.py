@@ -105,8 +105,10 @@ def machine_of(platform: str) -> str:
 def wheel_tags(platform: str) -> list[Tag]:
     """Tags that the base images can install, best first."""
     machine = machine_of(platform)
-    platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(_NEWEST_GLIBC, 16, -1)]
-    platforms += [f"manylinux2014_{machine}", f"linux_{machine}"]
+    platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(_NEWEST_GLIBC, 4, -1)]
+    # The old names of 2_17, 2_12 and 2_5.
+    platforms += [f"manylinux{year}_{machine}" for year in ("2014", "2010", "1")]
+    platforms += [f"linux_{machine}"]
     return [
         *cpython_tags(BASE_PYTHON, platforms=platforms),
         *compatible_tags(BASE_PYTHON, interpreter="cp312", platforms=platforms),
