@@ -8,6 +8,7 @@ from imagebuild.commands import image
 from imagebuild.commands.context import Context, host_arch
 from imagebuild.engines.tree import Built, Request, build, up_to_date
 from imagebuild.errors import UsageError
+from imagebuild.patching.tree import VLLM
 from imagebuild.show import offsets, report_rows
 
 _IMAGE_OPTIONS = ("base", "tag", "cluster", "mentat_version", "flashkda", "builder", "toolchain",
@@ -39,9 +40,19 @@ def _refuse_image_options(context: Context) -> None:
                          "found the tree engine", hint="add --engine docker")  # fmt: skip
 
 
+def _is_for_docker(context: Context) -> bool:
+    """Whether an image is asked for. Raises UsageError for a recipe of another project."""
+    if context.arguments.engine != "docker":
+        return False
+    if context.recipe.project != VLLM:
+        raise UsageError("--engine docker: expected a recipe of vLLM, found one of "
+                         f"{context.recipe.project}", hint="leave it out")  # fmt: skip
+    return True
+
+
 def plan(context: Context) -> int:
     """Prints what `build` would do, each value with its source. Touches nothing."""
-    if context.arguments.engine == "docker":
+    if _is_for_docker(context):
         return image.plan(context)
     request = request_of(context)
     rows = list(_values(context, request))
@@ -88,7 +99,7 @@ def _values(context: Context, request: Request) -> Iterator[tuple[str, str, str]
 
 def run(context: Context) -> int:
     """Builds, or says that nothing is to do."""
-    if context.arguments.engine == "docker":
+    if _is_for_docker(context):
         return image.run(context)
     request = request_of(context)
     built = build(request, context.upstream, context.console.step)

@@ -74,6 +74,8 @@ class TestSmall:
         assert "expected no such folder yet" in again.err
         assert product.run("plan", "--arch", "sm_120").code == 2  # two recipes: name one
         assert product.run("plan", "--recipe", "toy-lib", "--arch", "sm_121").code == 0
+        ran = product.run("build", "--recipe", "toy-lib", "--engine", "docker", "--arch", "sm_120")
+        assert (ran.code, "expected a recipe of vLLM" in ran.err) == (2, True), ran
 
     def test_a_diff_is_built_verified_audited_and_ported(
         self, product: Product, index: IndexServer

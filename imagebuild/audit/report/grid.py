@@ -21,7 +21,7 @@ def show_grid(console: Console, audit: Audit) -> None:
             for patch, cells in grid.rows.items()
         ]
         codes = [(None, *(_code(cells[i]) for i in columns)) for cells in grid.rows.values()]
-        console.table(f"{audit.recipe} by vLLM release", ("patch", *names), rows, codes)
+        console.table(f"{audit.recipe} by release", ("patch", *names), rows, codes)
     words = {_word(cell) for cells in grid.rows.values() for cell in cells}
     if "-" in words:
         for line in _why_not(audit.releases):

@@ -188,7 +188,7 @@ def test_several_releases_are_a_grid_with_reasons(text: Text) -> None:
     )  # fmt: skip
     said = text(*old, new, requests=3, bytes_fetched=1_500_000, seconds=0.4)
     assert said == (
-        "tiny by vLLM release\n"
+        "tiny by release\n"
         "  patch     0.29.0  0.30.0  0.31.0\n"
         "  vllm_a_b  -       -       dropped\n"
         "  vllm_c_d  -       -       review\n"

@@ -163,7 +163,7 @@ def test_all_patches_and_json(old_greeter: Product) -> None:
 
 def test_what_is_needed_and_was_not_named_is_told(old_greeter: Product) -> None:
     plan = f"patches/tiny/{PLAN}.py"
-    old_greeter.replace(plan, 'origin="",', f'origin="", needs=("{GREETER}",),')
+    old_greeter.replace(plan, 'origin="tests",', f'origin="tests", needs=("{GREETER}",),')
     old_greeter.replace(plan, ">=0.31,<0.34", ">=0.31,<0.32")
     ran = old_greeter.run("patches", "port", PLAN, "--to", "0.32.0")
     assert ran.code == 0, ran
