@@ -42,6 +42,18 @@ class Plugin:
     entry_points: Mapping[str, str]
     files: Mapping[str, bytes]
 
+    @property
+    def digest(self) -> str:
+        """Of every file; RECORD has the digests of the others."""
+        return hashlib.sha256(self.files[f"{self.info}/RECORD"]).hexdigest()
+
+    def is_in(self, site: Path) -> bool:
+        """Whether every file lies there as it is here."""
+        try:
+            return all((site / path).read_bytes() == data for path, data in self.files.items())
+        except OSError:
+            return False
+
 
 def read(folder: Path, library: bytes | None = None) -> Plugin:
     """The installation that a kernel/ folder gives, the same bytes for the same input.

@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagebuild import verify
+from imagebuild import plugin, verify
 from imagebuild.config import Recipe
 from imagebuild.engines.made import DOCUMENTS, Made, write_documents
 from imagebuild.errors import BrokenError, raise_collected
@@ -24,6 +24,7 @@ from imagebuild.patching.apply import Result, apply, changed_files
 from imagebuild.patching.manifest import FOLDER, MANIFEST, Manifest, read_manifest
 from imagebuild.patching.patch import GpuArch
 from imagebuild.patching.series import Series
+from imagebuild.patching.tree import VLLM
 from imagebuild.sources.disk import DiskError
 from imagebuild.sources.wheel import WheelTree
 from imagebuild.upstream import Upstream
@@ -86,7 +87,16 @@ class Request:
             "patches": _digest_of(_patch_files(self.recipe.patches_dir), self.recipe.root),
             "lock": hashlib.sha256(fixed.encode()).hexdigest(),
             "tool": _tool_digest(),
+            **({"plugin": self.plugin.digest} if self.plugin else {}),
         }
+
+    @property
+    def plugin(self) -> plugin.Plugin | None:
+        """The plug-in that the recipe's repository has for what it patches, without the library."""
+        folder = self.recipe.root / plugin.FOLDER
+        if self.recipe.project != VLLM or not (folder / "pyproject.toml").is_file():
+            return None
+        return plugin.read(folder)
 
 
 @dataclass(frozen=True)
@@ -144,6 +154,7 @@ def up_to_date(request: Request) -> Built | None:
         return None
     same = content == _build_record(request, digest, documents) and manifest == in_site
     same = same and told == _checksum_line(digest)
+    same = same and (request.plugin is None or request.plugin.is_in(request.folder / SITE))
     if not same or changed_files(request.folder / SITE, Manifest.from_bytes(manifest, MANIFEST)):
         return None
     return Built(request.folder, digest, False, None)
@@ -181,6 +192,8 @@ def _write(request: Request, wheels: list[Path], partial: Path, step: Step) -> B
     result = apply(site, request.series, request.gpu_arch, request.lock.fingerprints_for,
                    recipe=request.recipe.name, bytecode="remove",
                    known_as=request.lock.identify, project=request.recipe.project)  # fmt: skip
+    if request.plugin:
+        plugin.write(request.plugin, site)
     step("verify")
     warnings = _verify(site, request)
     step(f"write {LAYER}")
@@ -201,7 +214,9 @@ def _finish(partial: Path, request: Request) -> str:
     if manifest is None:
         raise BrokenError(f"{partial}: expected a manifest after the apply, found none")
     write_atomically(partial / "manifest.json", manifest.to_bytes())
-    write_layer(partial / LAYER, partial / SITE, manifest, request.recipe, request.base.epoch)
+    added = request.plugin.files if request.plugin else ()
+    write_layer(partial / LAYER, partial / SITE, manifest, request.recipe, request.base.epoch,
+                added=added)  # fmt: skip
     digest = _sha256(partial / LAYER)
     write_atomically(partial / f"{LAYER}.sha256", _checksum_line(digest).encode())
     write_documents(partial, made_of(request, digest))
@@ -211,13 +226,23 @@ def _finish(partial: Path, request: Request) -> str:
     return digest
 
 
-def write_layer(layer: Path, site: Path, manifest: Manifest, recipe: Recipe, epoch: int) -> None:
+def write_layer(
+    layer: Path,
+    site: Path,
+    manifest: Manifest,
+    recipe: Recipe,
+    epoch: int,
+    *,
+    added: Iterable[str] = (),
+) -> None:
     """Writes what differs from the base as an OCI layer: same tree, same bytes.
 
-    Uncompressed, so that its digest is its diff_id and depends on no compressor.
+    Uncompressed, so that its digest is its diff_id and depends on no compressor. `added` are files
+    that no manifest lists.
     """
     paths = {path for path, entry in manifest.files.items() if entry.after is not None}
     paths |= {p.relative_to(site).as_posix() for p in (site / FOLDER).rglob("*") if p.is_file()}
+    paths |= set(added)
     entries: dict[str, Path | None] = {f"{recipe.site_packages}/{p}": site / p for p in paths}
     tag = f"cpython-{recipe.python.replace('.', '')}"
     for path in paths:
@@ -282,7 +307,7 @@ def _checksum_line(digest: str) -> str:
 def _tool_digest() -> str:
     """Digest of the code that decides what is written: another engine may give another tree."""
     folders = sorted(path for part in _DECIDING for path in (_CODE / part).rglob("*.py"))
-    return _digest_of([*folders, _CODE / "catalogue.py"], _CODE)
+    return _digest_of([*folders, _CODE / "catalogue.py", _CODE / "plugin.py"], _CODE)
 
 
 def _patch_files(folder: Path) -> list[Path]:
