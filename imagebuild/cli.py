@@ -202,6 +202,9 @@ def _parser() -> argparse.ArgumentParser:
     ship.add_argument("--jobs", metavar="N", type=_count, default=2,
                       help="hosts at a time; default: 2")  # fmt: skip
 
+    lint = _verb(verbs, "lint", "commands.lint:run", "faults of Dockerfile, compose and env files")
+    lint.add_argument("file", metavar="FILE", nargs="*", help="default: the repository's own")
+    lint.add_argument("--strict", action="store_true", help="exit 1 on warnings")
     doctor = _verb(verbs, "doctor", "commands.doctor:run", "whether this host can run a deployment")
     doctor.add_argument("deployment", metavar="DEPLOYMENT", help="such as gb10-2x")
     doctor.add_argument("--model-dir", metavar="DIR", help="of the checkpoint on this host")
@@ -427,7 +430,8 @@ def _kernel(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
     for one in (check, bench):
         one.add_argument("--python", metavar="FILE",
                          help="one that has torch; default: the first python3 on PATH")  # fmt: skip
-        one.add_argument("--library", metavar="FILE", help="the kernel; default: the installed one")
+        one.add_argument("--library", metavar="FILE",
+                         help="default: what kernel build made, else the installed one")  # fmt: skip
 
 
 def _render(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001

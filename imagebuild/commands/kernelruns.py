@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from imagebuild.commands.context import Context
+from imagebuild.commands.kernelbuild import NAME
 from imagebuild.errors import EngineError
+from imagebuild.toolchain import own_platform
 
 
 def check(context: Context) -> int:
@@ -18,10 +20,10 @@ def check(context: Context) -> int:
     asked = context.arguments
     words = [str(context.root / "kernel" / "check.py"), "--format", asked.format]
     words += ["--quick"] if asked.quick else []
-    for name in ("only", "library", "flashkda"):
+    for name in ("only", "flashkda"):
         value = getattr(asked, name)
         words += [f"--{name}", value] if value else []
-    return _run(context, words)
+    return _run(context, [*words, *_library(context)])
 
 
 def bench(context: Context) -> int:
@@ -39,8 +41,7 @@ def bench(context: Context) -> int:
         context.console.document({"parts": str(parts), "files": sorted(
             path.name for path in parts.iterdir())})  # fmt: skip
         return 0
-    words = ["-m", "kernel.bench", "--parts", str(parts)]
-    words += ["--library", asked.library] if asked.library else []
+    words = ["-m", "kernel.bench", "--parts", str(parts), *_library(context)]
     words += ["--out", asked.out] if asked.out else []
     return _run(context, words, {"PYTHONPATH": str((parts / "site").resolve())})
 
@@ -50,6 +51,15 @@ def _prepare(context: Context, parts: Path) -> None:
 
     with context.upstream() as upstream:
         prepare(upstream, context.console, parts, with_tilelang=context.arguments.tilelang)
+
+
+def _library(context: Context) -> list[str]:
+    """`--library`, else what `kernel build` made for this machine; none of both: the installed."""
+    asked = context.arguments.library
+    if not asked:
+        made = context.root / "dist" / "kernel" / own_platform().partition("/")[2] / NAME
+        asked = str(made) if made.is_file() else None
+    return ["--library", asked] if asked else []
 
 
 def _run(context: Context, words: Sequence[str], extra: dict[str, str] | None = None) -> int:
