@@ -430,8 +430,11 @@ def _kernel(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
     for one in (check, bench):
         one.add_argument("--python", metavar="FILE",
                          help="one that has torch; default: the first python3 on PATH")  # fmt: skip
-        one.add_argument("--library", metavar="FILE",
-                         help="default: what kernel build made, else the installed one")  # fmt: skip
+        one.add_argument(
+            "--library",
+            metavar="FILE",
+            help="default: what kernel build made, or the installed one",
+        )
 
 
 def _render(verbs) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
