@@ -20,6 +20,10 @@ from serving.errors import CheckError, EnvironmentFault
 
 _VALUES = 128 << 20  # of bf16: 256 MiB, large enough that latency does not count
 _WARM, _TIMED = 2, 5
+_RING_HINT = (
+    "; in a ring GLM_RING_NEXT of each rank leads to GLM_RING_PREVIOUS of the rank after "
+    "it, and the ring closes"
+)
 _SHARE = 0.8  # of the devices' rate that must be reached
 
 
@@ -45,12 +49,21 @@ class Measured(NamedTuple):
         return moved * 8 / self.seconds / 1e9
 
 
+def is_ring(environ: Mapping[str, str]) -> bool:
+    """Whether the ranks are cabled in a ring; `serving.ring` sets this."""
+    return "NCCL_GRAPH_FILE" in environ
+
+
 def devices_of(environ: Mapping[str, str]) -> int:
-    """RDMA devices that NCCL was told to use; 0 where it may use TCP."""
+    """RDMA devices that send at once; 0 where NCCL may use TCP.
+
+    In a ring one half of them sends to the next rank, and the other receives.
+    """
     if environ.get("NCCL_IB_DISABLE") == "1":
         return 0
     names = environ.get("NCCL_IB_HCA", "").lstrip("=^")
-    return len([name for name in names.split(",") if name])
+    count = len([name for name in names.split(",") if name])
+    return count // 2 if is_ring(environ) else count
 
 
 def judge(measured: Measured, devices: int, gbps: int) -> str:
@@ -157,7 +170,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
                            values=asked.values)  # fmt: skip
         _say(judge(measured, devices_of(environ), asked.gbps))
     except (CheckError, EnvironmentFault) as error:
-        _say(str(error))
+        _say(f"{error}{_RING_HINT if is_ring(environ) else ''}")
         return error.exit_code
     finally:
         timer.cancel()

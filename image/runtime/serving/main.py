@@ -169,7 +169,7 @@ class Start:
 
     def _check_fabric(self, plan: Plan, membership: Membership, made: Mapping[str, str]) -> None:
         s = plan.settings
-        if plan.nodes == 1 or plan.is_ring or not s.is_on("FABRIC_CHECK"):
+        if plan.nodes == 1 or not s.is_on("FABRIC_CHECK"):
             return
         env = command.child_environment(self._environ, made) | {"PYTHONPATH": str(places.ROOT)}
         limit = s.number("FABRIC_CHECK_TIMEOUT_S")

@@ -9,6 +9,7 @@ import pytest
 from serving import network, ring
 from serving.cluster import Place
 from serving.errors import EnvironmentFault
+from serving.fabric import devices_of
 from serving.main import Start, Tools
 from serving.process import Signals
 from serving.resolve import resolve
@@ -68,6 +69,7 @@ def test_both_links_of_both_ports_are_used(tmp_path):
     # The order is NCCL's: by PCI address. It numbers devices by it, and the graph has numbers.
     assert found.variables["NCCL_IB_HCA"] == "=rocep1s0f0,rocep1s0f1,roceP2p1s0f0,roceP2p1s0f1"
     assert channels(found) == [("rocep1s0f1", "rocep1s0f0"), ("roceP2p1s0f1", "roceP2p1s0f0")]
+    assert devices_of(found.variables) == 2, "the other two receive"
     assert {p.device for p in found.ports} == {device for device, _, _ in LINKS.values()}
     assert found.variables["VLLM_HOST_IP"] == LAN
     assert found.variables["NCCL_SOCKET_IFNAME"] == "enP7s7"
