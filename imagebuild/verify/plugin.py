@@ -36,6 +36,13 @@ _FOREIGN = ("3c10", "2at", "5torch", "aoti_", "Py_", "PyObject", "_Py")
 _INSTALL = "build the image or the tree again: build.py build"
 
 
+class _Entries(configparser.ConfigParser):
+    """Names keep their case, as importlib.metadata reads them."""
+
+    def optionxform(self, optionstr: str) -> str:
+        return optionstr
+
+
 def check(
     found: Group, root: Path, gpu_arch: str | None, *, in_base: bool, installed: Path = INSTALLED
 ) -> None:
@@ -101,8 +108,7 @@ def _check_files(found: Group, root: Path, project: Distribution) -> None:
 
 def _check_entry_points(found: Group, root: Path, project: Distribution) -> None:
     """Each must name a function of a module that imports the standard library alone."""
-    parser = configparser.ConfigParser()
-    parser.optionxform = str  # type: ignore[assignment,method-assign] - as importlib.metadata does
+    parser = _Entries()
     try:
         parser.read_string((project.folder / "entry_points.txt").read_text("utf-8"))
         entries = dict(parser[GROUP])
