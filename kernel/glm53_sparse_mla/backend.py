@@ -296,7 +296,7 @@ class CudaBackend(SparseBackend):
 
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
-        return capability.major in (9, 12)
+        return int(capability.major) in (9, 12)
 
 
 class TritonBackend(SparseBackend):
@@ -310,4 +310,4 @@ class TritonBackend(SparseBackend):
 
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
-        return capability.major >= 8
+        return int(capability.major) >= 8
