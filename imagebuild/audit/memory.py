@@ -31,7 +31,7 @@ from imagebuild.sources.cache import Cache
 
 KIND = "audit"
 # What decides a verdict besides recipe, lock and patches; the reports do not.
-_CODE = ("patching", "audit", "config.py", "lock.py", "pins.py")
+_CODE = ("patching", "audit", "sources", "config.py", "lock.py", "pins.py", "upstream.py")
 
 
 @dataclass(frozen=True)
