@@ -15,6 +15,7 @@ from serving.kinds import Kind, Value
 from serving.profiles import PROFILES, Profile
 
 PREFIX = "GLM_"
+DEPLOYMENT = "GLM_DEPLOYMENT"
 DEPLOYMENTS = tuple(PROFILES)
 
 
@@ -136,7 +137,8 @@ def read(environ: Mapping[str, str], knobs: Mapping[str, Knob], problems: list[s
             values[knob.name] = knob.kind.parse(text)
             given.add(knob.name)
         except ValueError as error:
-            problems.append(f"{name}={text!r}: expected {error}")
+            if name != DEPLOYMENT:  # of which `_profile` has said it
+                problems.append(f"{name}={text!r}: expected {error}")
             continue
         if name != knob.name:
             notices.append(f"{name}={text!r} is read as {knob.name}; set {knob.name} instead")
@@ -144,9 +146,9 @@ def read(environ: Mapping[str, str], knobs: Mapping[str, Knob], problems: list[s
 
 
 def _profile(environ: Mapping[str, str], problems: list[str]) -> Profile:
-    asked = environ.get("GLM_DEPLOYMENT", "")
+    asked = environ.get(DEPLOYMENT, "")
     if asked not in PROFILES:
-        found = f"GLM_DEPLOYMENT={asked!r} is no deployment" if asked else "GLM_DEPLOYMENT is unset"
+        found = f"{DEPLOYMENT}={asked!r} is no deployment" if asked else f"{DEPLOYMENT} is unset"
         problems.append(f"{found}; expected one of {', '.join(PROFILES)}")
     return PROFILES.get(asked, PROFILES[DEPLOYMENTS[0]])
 

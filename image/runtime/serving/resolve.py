@@ -12,7 +12,7 @@ import glm_mla_route
 
 from serving import extra, rules, speculation
 from serving.errors import KnobError, raise_all
-from serving.knobs import Settings, read
+from serving.knobs import DEPLOYMENT, Settings, read
 from serving.profiles import Profile
 from serving.table import KNOBS
 
@@ -85,6 +85,9 @@ def resolve(environ: Mapping[str, str], arguments: Sequence[str] = ()) -> Plan:
     """
     problems: list[str] = []
     settings = read(environ, KNOBS, problems)
+    if environ.get(DEPLOYMENT) != settings.profile.name:
+        # What contradicts what depends on it.
+        raise_all(KnobError, problems)
     cluster = environ.get(IMAGE_CLUSTER) or "none"
     if cluster not in ("none", "ray", "mentat"):
         problems.append(f"{IMAGE_CLUSTER}={cluster!r}: expected none, ray or mentat")
