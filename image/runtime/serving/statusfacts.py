@@ -53,7 +53,7 @@ def cluster(own: Mapping[str, Any], token: str) -> dict[str, Any]:
     me = own.get("rank") or 0
     others = [(rank, peer) for rank, peer in enumerate(peers) if rank != me]
     with ThreadPoolExecutor(max_workers=16) as pool:
-        ranks = list(pool.map(lambda other: _peer(*other, token), others))
+        ranks = list(pool.map(lambda other: _peer(other[0], other[1], token), others))
     mine = {"address": peers[me] if me < len(peers) else "", "healthy": own["healthy"],
             "stage": own["stage"], "rank": own.get("rank"), "error": own.get("error"),
             "fingerprint": _digest(own)}  # fmt: skip
