@@ -34,6 +34,7 @@ def main(job_file):
         "choices": vllm.choices(),
         "stops": vllm.stops(),
         "backend": vllm.backend(),
+        "operators": operators(),
         "scales": scales(),
     }
     path.with_suffix(".answer").write_text(json.dumps(answer))
@@ -198,6 +199,45 @@ class Vllm:
             "pcp": CudaBackend.supports_pcp(),
             "dcp": CudaBackend.supports_dcp(),
         }
+
+
+def operators():
+    """What torch traces in place of the kernel, and what is refused before the library is asked."""
+    import torch
+    from glm53_sparse_mla import ops
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def tensors(device):
+        return {
+            "q": torch.zeros((4, 16, 512), dtype=torch.bfloat16, device=device),
+            "kv": torch.zeros((100, 512), dtype=torch.float8_e4m3fn, device=device),
+            "indices": torch.zeros((4, 2176), dtype=torch.int32, device=device),
+            "out": torch.zeros((4, 16, 512), dtype=torch.bfloat16, device=device),
+            "lse": torch.zeros((4, 16), dtype=torch.float32, device=device),
+            "workspace": torch.zeros(4096, dtype=torch.uint8, device=device),
+        }
+
+    with FakeTensorMode():
+        given = tensors("cuda")
+        three = given["q"], given["kv"], given["indices"]
+        out, lse = torch.ops.glm53_sparse_mla.forward(*three, 0.1, 0.5)
+        results = [[list(one.shape), str(one.dtype), one.device.type] for one in (out, lse)]
+        nothing = torch.ops.glm53_sparse_mla.forward_out(
+            *three, 0.1, 0.5, 0, 0, out, None, given["workspace"]
+        )
+    wrong = {
+        "q": tensors("cpu")["q"].float(),
+        "kv": torch.zeros((100, 576), dtype=torch.bfloat16),
+        "indices": torch.zeros((4, 2176), dtype=torch.int64),
+        "out": torch.zeros((4, 512, 16), dtype=torch.bfloat16).transpose(1, 2),
+        "lse": torch.zeros((16, 4)).T,
+        "workspace": torch.zeros(4096, dtype=torch.uint8, device="meta"),
+    }
+    refused = {
+        name: attempt(ops._check, **{**tensors("cpu"), name: bad}) for name, bad in wrong.items()
+    }
+    return {"results": results, "nothing": nothing, "refused": refused,
+            "taken": attempt(ops._check, **tensors("cpu"))}  # fmt: skip
 
 
 def scales():

@@ -124,6 +124,17 @@ def test_what_the_planner_is_told(version, answer):
     }
 
 
+def test_operators_are_traced_and_refuse_what_the_library_cannot_see(answer):
+    found = answer["operators"]
+    assert found["results"] == [
+        [[4, 16, 512], "torch.bfloat16", "cuda"], [[4, 16], "torch.float32", "cuda"],
+    ]  # fmt: skip
+    assert found["nothing"] is None
+    assert found["taken"] == ""
+    for name, said in found["refused"].items():
+        assert said.startswith(f"ValueError: sparse MLA: {name}: expected"), name
+
+
 def test_a_scale_is_filled_in_only_where_the_checkpoint_has_none(answer):
     scales = answer["scales"]
     assert scales["inert when unset"]

@@ -37,6 +37,21 @@ def test_steps_run_from_the_copy_alone(copied: Path) -> None:
     assert series.digest == RECIPE.series().digest
 
 
+def test_plugin_is_installed_from_the_copy_alone(copied: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    command = [sys.executable, "-I", "-B", "-c",
+               "import sys; sys.path[:] = [p for p in sys.path if 'packages' not in p];"
+               "sys.path.insert(0, '.'); from imagebuild.steps import plugin;"
+               f"sys.exit(plugin.main(['--source', 'kernel', '--root', {str(site)!r}]))"
+               ]  # fmt: skip
+    done = subprocess.run(command, cwd=copied / "plugin", capture_output=True, text=True,
+                          check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (site / "glm53_sparse_mla" / "register.py").is_file()
+    assert not (copied / "plugin" / "kernel" / "csrc").exists()
+
+
 def test_copy_leaves_out_what_others_edit(copied: Path) -> None:
     names = {path.relative_to(copied / "series").as_posix()
              for path in (copied / "series").rglob("*") if path.is_file()}  # fmt: skip
