@@ -32,9 +32,10 @@ def python_standing(text: str, module: ast.Module, scope: str) -> Iterator[Claus
     """
     parts = scope.split(".")
     body = module.body
+    owners: list[Definition] = []
     found: list[Definition] = []
     for depth, name in enumerate(parts):
-        found = []
+        owners, found = found, []
         for statement, conditions in _placed(text, body):
             if isinstance(statement, Definition) and statement.name == name:
                 found.append(statement)
@@ -48,6 +49,7 @@ def python_standing(text: str, module: ast.Module, scope: str) -> Iterator[Claus
     if len(parts) > 1:
         yield from _from_outside(text, module, parts)
         yield from _overrides(text, module, parts)
+        yield from _attributes(text, owners, found)
     yield from _used(text, module, found)
 
 
@@ -174,6 +176,24 @@ def _overrides(text: str, module: ast.Module, parts: list[str]) -> Iterator[Clau
             if parts[-1] in _bound(member):
                 where = ["<override>", *conditions, statement.name, *inner]
                 yield [*where, *_tokens(text, member)]
+
+
+def _attributes(text: str, owners: list[Definition], scopes: list[Definition]) -> Iterator[Clause]:
+    """What the class gives to attributes that the scope reads: `self.LIMIT` of `LIMIT = 12`."""
+    objects = {"self", "cls", *(owner.name for owner in owners)}
+    read = {
+        node.attr
+        for scope in scopes
+        for node in ast.walk(scope)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Load)
+        and dotted(node.value) in objects
+    }
+    for owner in owners:
+        for statement, conditions in _placed(text, owner.body):
+            plain = isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign)
+            if plain and not read.isdisjoint(_bound(statement)):
+                yield ["<attribute>", *conditions, *_tokens(text, statement)]
 
 
 def _used(text: str, module: ast.Module, scopes: list[Definition]) -> Iterator[Clause]:

@@ -151,3 +151,37 @@ def test_values_that_every_interpreter_must_give() -> None:
         "t1:1192757d79a52ed89dd58ae0",
         "t1:a31848762c838135379dc535",
     ]
+
+
+OWNER = """\
+class Owner:
+    LIMIT = 4
+    OTHER = 5
+    if os.name == "nt":
+        LIMIT = 6
+
+    def method(self):
+        return self.LIMIT
+
+    @classmethod
+    def made(kind):
+        return Owner.OTHER
+"""
+
+
+@pytest.mark.parametrize(
+    ("scope", "old", "new", "differs"),
+    [
+        ("Owner.method", "LIMIT = 4", "LIMIT = 12", True),
+        ("Owner.method", "LIMIT = 6", "LIMIT = 12", True),
+        ("Owner.method", '"nt"', '"posix"', True),
+        ("Owner.method", "OTHER = 5", "OTHER = 12", False),
+        ("Owner.made", "OTHER = 5", "OTHER = 12", True),
+        ("Owner.made", "LIMIT = 4", "LIMIT = 12", False),
+    ],
+)
+def test_what_the_class_gives_to_attributes_that_a_method_reads(
+    scope: str, old: str, new: str, differs: bool
+) -> None:
+    assert OWNER.count(old) == 1
+    assert (fingerprint(OWNER, scope) != fingerprint(OWNER.replace(old, new), scope)) is differs
