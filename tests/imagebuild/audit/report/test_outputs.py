@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from imagebuild.audit.report import FORMATS
-from imagebuild.cli import AUDIT_FORMATS
+from imagebuild.options.series import AUDIT_FORMATS
 from tests.support.product import GREETER, TAGS, Product, Ran, release_files
 from tests.support.wheels import build_wheel
 
