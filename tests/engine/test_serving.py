@@ -24,12 +24,26 @@ from tests.support.images import ROOT, First, docker
 HERE = Path(__file__).with_name("serving")
 COMPOSE = ROOT / "compose"
 RANKS = {"gb10-2x": 2, "gb10-4x": 4, "rtx6000-4x": 1}
+OVERRIDES = {"gb10-2x": ("status",), "gb10-4x": ("drafter",), "rtx6000-4x": ()}
+TOKEN = "0123456789abcdef0123456789abcdef"
 PATIENCE = 120.0
 KEPT = ("PATH", "HOME", "DOCKER_HOST")
 ASK = """\
 import json, urllib.request
 body = json.dumps({"messages": [{"content": "France"}]}).encode()
 print(urllib.request.urlopen("http://127.0.0.1:8002/v1/chat/completions", body).read().decode())
+"""
+STATUS = f"""\
+import sys, urllib.request
+asked = urllib.request.Request("http://127.0.0.1:8082/" + sys.argv[1])
+asked.add_header("Authorization", "Bearer {TOKEN}")
+print(urllib.request.urlopen(asked).read().decode())
+"""
+KILL = """\
+import os, pathlib
+for file in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+    if b"/usr/local/bin/vllm" in file.read_bytes():
+        os.kill(int(file.parent.name), 9)
 """
 # The stand-ins come first on the paths; the check's package is beside our own, not in its place.
 DERIVED = """\
@@ -96,8 +110,11 @@ class Deployment:
             **{key: os.environ[key] for key in KEPT if key in os.environ},
             "IMAGE": image, "RANK_NETWORK": network[0], "MODEL_HOST_DIR": str(folder / "model"),
             "DRAFTER_HOST_DIR": str(folder / "drafter"), "RESTART": "no", "STOP_GRACE": "20s",
-            "GLM_JOIN_TIMEOUT_S": "60",
+            "STATUS_TOKEN_HOST_FILE": str(folder / "token"), "GLM_JOIN_TIMEOUT_S": "60",
+            # A machine of the tests has less memory than those of the deployments.
+            "GLM_KV_CACHE_BYTES": str(1 << 30),
         }  # fmt: skip
+        self._pids: set[str] = set()
         if self.count > 1:
             self.environ["GLM_HEAD"] = self.address(0)
 
@@ -105,9 +122,8 @@ class Deployment:
         return f"{self.prefix}.{10 + rank}"
 
     def compose(self, rank: int, *words: str, **environ: str) -> None:
-        files = [COMPOSE / f"{self.name}.yaml", HERE / "ranks.yaml"]
-        if self.name == "gb10-4x":
-            files.insert(1, COMPOSE / "overrides" / "drafter.yaml")
+        overrides = [COMPOSE / "overrides" / f"{name}.yaml" for name in OVERRIDES[self.name]]
+        files = [COMPOSE / f"{self.name}.yaml", *overrides, HERE / "ranks.yaml"]
         command = ["docker", "compose", "--project-name", f"{self.project}-{rank}",
                    "--project-directory", str(self.folder)]  # fmt: skip
         command += [word for file in files for word in ("--file", str(file))]
@@ -129,6 +145,10 @@ class Deployment:
         done = docker("container", "inspect", "--format", "{{json .State}}", self.container(rank))
         return dict(json.loads(done.stdout))
 
+    def restarts(self, rank: int) -> int:
+        done = docker("container", "inspect", "--format", "{{.RestartCount}}", self.container(rank))
+        return int(done.stdout)
+
     def log(self, rank: int) -> str:
         done = docker("logs", self.container(rank))
         return done.stdout + done.stderr
@@ -141,19 +161,36 @@ class Deployment:
                 pytest.fail(f"{what} was not so within {PATIENCE:.0f} s:\n{logs}")
             time.sleep(0.2)
 
-    def healthy(self) -> None:
+    def healthy(self, *, may_restart: bool = False) -> None:
         def all_are() -> bool:
             states = [self.state(rank) for rank in range(self.count)]
             ended = [rank for rank, state in enumerate(states) if not state["Running"]]
-            assert not ended, "\n".join(f"{states[r]}\n{self.log(r)[-1500:]}" for r in ended)
+            assert may_restart or not ended, "\n".join(
+                f"{states[r]}\n{self.log(r)[-1500:]}" for r in ended
+            )
             return all(state["Health"]["Status"] == "healthy" for state in states)
 
         self.until(all_are, "every rank healthy")
+        for rank in range(self.count):
+            words = docker("top", self.container(rank), "-eo", "pid").stdout.split()
+            seen = {word for word in words if word.isdecimal()}
+            assert len(seen) > 1 and all((Path("/proc") / pid).exists() for pid in seen), (
+                "the engine must run on this machine"
+            )
+            self._pids |= seen
 
     def codes(self) -> list[int]:
         """Waits until no rank runs, and gives their exit codes."""
         self.until(lambda: not any(self.state(r)["Running"] for r in range(self.count)), "an end")
+        left = [pid for pid in self._pids if (Path("/proc") / pid / "exe").exists()]
+        assert not left, f"processes of ended containers: {left}"
         return [int(self.state(rank)["ExitCode"]) for rank in range(self.count)]
+
+    def status(self, rank: int, page: str) -> dict[str, Any]:
+        """What the rank's status server answers, asked in its container."""
+        done = docker("exec", self.container(rank), "python3", "-c", STATUS, page)
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout))
 
     def down(self) -> None:
         for rank in range(self.count):
@@ -168,6 +205,7 @@ def start(
     """Makes a deployment, and takes all of it away afterwards."""
     checkpoint(tmp_path / "model")
     checkpoint(tmp_path / "drafter")
+    (tmp_path / "token").write_text(TOKEN)
     made: list[Deployment] = []
 
     def new(name: str) -> Deployment:
@@ -186,19 +224,32 @@ def test_each_deployment_gets_healthy_and_stops(
     ranks = start(name)
     ranks.up()
     ranks.healthy()
-    status = docker("exec", ranks.container(0), "python3", "-c", (
-        "import urllib.request as r;print(r.urlopen('http://127.0.0.1:8082/status.json').read()"
-        ".decode())"))  # fmt: skip
-    state = json.loads(status.stdout)
+    state = ranks.status(0, "status.json")
     assert state["deployment"] == name and state["stage"] == "serving"
     assert {stage["state"] for stage in state["stages"][:7]} == {"done"}
     digests = {self_digest(ranks, rank) for rank in range(ranks.count)}
     assert len(digests) == 1
     assert "--tool-call-parser" in ranks.log(0)
+    if name == "gb10-2x":
+        assert_each_rank_shows_all(ranks)
     for rank in range(ranks.count):
         ranks.compose(rank, "stop")
-    assert ranks.codes() == [0] + [0 if code == 0 else 5 for code in ranks.codes()[1:]]
+    # Workers that have seen the head go before their own signal say that they lost it.
+    codes = ranks.codes()
+    assert codes[0] == 0 and set(codes[1:]) <= {0, 5}
     assert "drained" in ranks.log(0)
+
+
+def assert_each_rank_shows_all(ranks: Deployment) -> None:
+    """By the status override, which binds off loopback and asks for a token."""
+    for asked in range(ranks.count):
+        found = ranks.status(asked, "cluster.json")["ranks"]
+        assert [(one["rank"], one["healthy"]) for one in found] == [(0, True), (1, True)]
+        assert [one["address"] for one in found] == [f"{ranks.address(r)}:8082" for r in (0, 1)]
+        assert len({one["fingerprint"] for one in found}) == 1
+    refused = STATUS.replace(TOKEN, "wrong")
+    done = docker("exec", ranks.container(0), "python3", "-c", refused, "cluster.json")
+    assert "401" in done.stderr
 
 
 def self_digest(ranks: Deployment, rank: int) -> str:
@@ -217,6 +268,31 @@ def test_a_killed_rank_ends_the_other(
     codes = ranks.codes()
     assert codes[killed] == 137 and codes[left] == 5
     assert "is lost" in ranks.log(left) or "cannot be reached" in ranks.log(left)
+    # What is left ends in order, too.
+    assert left or "drained" in ranks.log(left)
+
+
+def test_a_dead_vllm_ends_all_and_docker_starts_them_again(
+    start: Callable[..., Deployment],
+) -> None:
+    ranks = start("gb10-2x")
+    ranks.environ["RESTART"] = "unless-stopped"
+    ranks.up()
+    ranks.healthy()
+    docker("exec", ranks.container(1), "python3", "-c", KILL)
+    ranks.until(lambda: all(ranks.restarts(rank) for rank in range(2)), "a restart of both")
+    assert "vLLM was killed by signal 9" in ranks.log(1)
+    assert "has ended: vLLM was killed" in ranks.log(0)
+    ranks.healthy(may_restart=True)
+
+
+def test_a_rank_that_never_comes(start: Callable[..., Deployment]) -> None:
+    ranks = start("gb10-2x")
+    ranks.environ["GLM_JOIN_TIMEOUT_S"] = "2"
+    ranks.compose(0, "up", "--detach")
+    ranks.until(lambda: not ranks.state(0)["Running"], "an end")
+    assert ranks.state(0)["ExitCode"] == 5
+    assert f"expected 2 ranks within 2 s, found 1: {ranks.address(0)}" in ranks.log(0)
 
 
 def test_another_image_on_one_rank_stops_both_before_the_load(
