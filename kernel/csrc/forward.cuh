@@ -29,7 +29,10 @@ class Block {
         probabilities(shared + C::kRingBytes),
         inboxes(shared + C::kRingBytes + C::kProbabilityBytes),
         warp(threadIdx.x / 32),
-        lane(threadIdx.x % 32) {}
+        lane(threadIdx.x % 32),
+        head_tile(warp / (C::kKeyGroups * C::kHalves)),
+        half(warp / C::kKeyGroups % C::kHalves),
+        key_group(warp % C::kKeyGroups) {}
 
   // One range of one token, from its indices to sums in registers and shared memory.
   __device__ __forceinline__ void attend(const Range& range) {
@@ -77,6 +80,7 @@ class Block {
   uint8_t* const probabilities;
   uint8_t* const inboxes;
   const int warp, lane;
+  const int head_tile, half, key_group;  // of this warp, for scores
 
   const int32_t* indices;
   int first_tile, end_tile;
@@ -88,21 +92,6 @@ class Block {
   float half_scale[C::kOwnRows];  // of scores whose queries became fp16
 
   static constexpr int kCopyRows = C::kKeys / kWarps;
-
-  // With 64 heads, what follows from a value is worked out where it is used instead of being kept.
-  __device__ __forceinline__ static int scarce(int value) {
-    return C::kIsParked ? static_cast<int>(fresh(value)) : value;
-  }
-
-  // This warp's share of the scores.
-  __device__ __forceinline__ int scores_warp() const { return scarce(warp); }
-  __device__ __forceinline__ int head_tile() const {
-    return scores_warp() / (C::kKeyGroups * C::kHalves);
-  }
-  __device__ __forceinline__ int half() const {
-    return scores_warp() / C::kKeyGroups % C::kHalves;
-  }
-  __device__ __forceinline__ int key_group() const { return scores_warp() % C::kKeyGroups; }
 
   // ---- loading
 
@@ -117,11 +106,11 @@ class Block {
   }
 
   __device__ __forceinline__ int32_t index_of_copy(int tile) const {
-    return index_at(tile, warp * kCopyRows + scarce(lane) % kCopyRows);
+    return index_at(tile, warp * kCopyRows + lane % kCopyRows);
   }
 
   __device__ __forceinline__ int32_t index_of_score(int tile) const {
-    return index_at(tile, key_group() * C::kWarpKeys + lane % C::kWarpKeys);
+    return index_at(tile, key_group * C::kWarpKeys + lane % C::kWarpKeys);
   }
 
   // Starts the copies of this warp's rows of a tile, and closes their group. Lane i works out where row
@@ -208,14 +197,14 @@ class Block {
 
   // Q as the tensor core's first operand.
   __device__ __forceinline__ void read_queries() {
-    const uint8_t* rows = query_stage() + head_tile() * 16 * kQueryRowBytes;
+    const uint8_t* rows = query_stage() + head_tile * 16 * kQueryRowBytes;
     if constexpr (C::kIsFp8) {
       read_queries_as_half(rows);
     } else {
       const int row = lane % 16;
 #pragma unroll
       for (int step = 0; step < C::kSteps; ++step) {
-        const int chunk = (half() * C::kSteps + step) * 2 + lane / 16;
+        const int chunk = (half * C::kSteps + step) * 2 + lane / 16;
         load_matrices(query[step],
                       shared_address(rows) + row * kQueryRowBytes + ((chunk ^ (row & 7)) << 4));
       }
@@ -232,11 +221,11 @@ class Block {
     write_query_factors(factors);
     __syncthreads();
     const int low = lane / 4, high = low + 8;
-    const float low_factor = factors[head_tile() * 16 + low];
-    const float high_factor = factors[head_tile() * 16 + high];
+    const float low_factor = factors[head_tile * 16 + low];
+    const float high_factor = factors[head_tile * 16 + high];
 #pragma unroll
     for (int step = 0; step < C::kSteps; ++step) {
-      const int chunk = (half() * C::kSteps + step) * 2 + lane % 4 / 2;
+      const int chunk = (half * C::kSteps + step) * 2 + lane % 4 / 2;
       const int place = ((chunk ^ low) << 4) + lane % 2 * 8;  // high % 8 is low
       const uint2 a = *reinterpret_cast<const uint2*>(rows + low * kQueryRowBytes + place);
       const uint2 b = *reinterpret_cast<const uint2*>(rows + high * kQueryRowBytes + place);
@@ -247,7 +236,7 @@ class Block {
     }
 #pragma unroll
     for (int i = 0; i < C::kOwnRows; ++i)
-      half_scale[i] = p.score_scale / (half() + i == 0 ? low_factor : high_factor);
+      half_scale[i] = p.score_scale / (half + i == 0 ? low_factor : high_factor);
   }
 
   __device__ __forceinline__ static uint32_t scaled_half(uint32_t bf16_pair, float factor) {
@@ -297,8 +286,8 @@ class Block {
     constexpr int kChains = C::kOctets > 1 ? 1 : C::kIsFp8 ? 2 : 4;
     float sum[kChains][C::kOctets][4] = {};
     const uint32_t self = fresh(lane);
-    const uint32_t row = keys + (key_group() * C::kWarpKeys + self % 8) * C::kRowBytes +
-                         half() * (C::kRowBytes / 2);
+    const uint32_t row = keys + (key_group * C::kWarpKeys + self % 8) * C::kRowBytes +
+                         half * (C::kRowBytes / 2);
     const uint32_t first = ((self / 8) ^ (self % 8)) << 4;
     constexpr int kLoads = C::kRowBytes / C::kHalves / 64;  // of 64 bytes of eight keys each
 #pragma unroll
@@ -337,16 +326,16 @@ class Block {
         s[1][octet][1] = whole[3];
       } else {
         // Half 0 keeps rows 0..7 and sends rows 8..15, half 1 the other way round.
-        s[0][octet][0] = half() == 0 ? whole[0] : whole[2];
-        s[0][octet][1] = half() == 0 ? whole[1] : whole[3];
-        float2* sent = reinterpret_cast<float2*>(inbox(head_tile(), key_group(), 1 - half()));
-        sent[octet * 32 + self] = half() == 0 ? make_float2(whole[2], whole[3])
+        s[0][octet][0] = half == 0 ? whole[0] : whole[2];
+        s[0][octet][1] = half == 0 ? whole[1] : whole[3];
+        float2* sent = reinterpret_cast<float2*>(inbox(head_tile, key_group, 1 - half));
+        sent[octet * 32 + self] = half == 0 ? make_float2(whole[2], whole[3])
                                             : make_float2(whole[0], whole[1]);
       }
     }
     if constexpr (C::kHalves == 2) {
-      barrier(1 + head_tile() * C::kKeyGroups + key_group(), 64);
-      const float2* received = reinterpret_cast<const float2*>(inbox(head_tile(), key_group(), half()));
+      barrier(1 + head_tile * C::kKeyGroups + key_group, 64);
+      const float2* received = reinterpret_cast<const float2*>(inbox(head_tile, key_group, half));
 #pragma unroll
       for (int octet = 0; octet < C::kOctets; ++octet) {
         const float2 other = received[octet * 32 + self];
@@ -360,13 +349,13 @@ class Block {
   __device__ __forceinline__ float score_scale(int i, uint32_t self) const {
     if constexpr (!C::kIsFp8) return p.score_scale;
     if constexpr (!C::kIsParked) return half_scale[i];
-    return p.score_scale / reinterpret_cast<const float*>(
-                               ring + C::kFactorsStart)[head_tile() * 16 + own_row(i, self)];
+    return p.score_scale /
+           reinterpret_cast<const float*>(ring + C::kFactorsStart)[head_tile * 16 + own_row(i, self)];
   }
 
   // Row of the head tile of a thread's own row i.
   __device__ __forceinline__ int own_row(int i, uint32_t self) const {
-    return (C::kHalves == 2 ? half() : i) * 8 + self / 4;
+    return (C::kHalves == 2 ? half : i) * 8 + self / 4;
   }
 
   __device__ __forceinline__ void softmax(uint32_t valid, float (&s)[C::kOwnRows][C::kOctets][2]) {
@@ -388,7 +377,7 @@ class Block {
     }
     if constexpr (C::kKeyGroups > 1) share_maxima(largest, self);
 
-    uint8_t* tile = probabilities + head_tile() * 16 * C::kProbabilityRowBytes;
+    uint8_t* tile = probabilities + head_tile * 16 * C::kProbabilityRowBytes;
 #pragma unroll
     for (int i = 0; i < C::kOwnRows; ++i) {
       const float scale = score_scale(i, self);
@@ -404,11 +393,11 @@ class Block {
         const float second = exp2_fast(fmaf(s[i][octet][1], scale, -subtracted));
         const uint32_t pair = pack<C::kIsFp8>(first, second);
         total[i] += first + second;
-        const int chunk = probability_chunk(row, key_group() * C::kOctets + octet);
+        const int chunk = probability_chunk(row, key_group * C::kOctets + octet);
         *reinterpret_cast<uint32_t*>(tile + row * C::kProbabilityRowBytes + chunk * 16 +
                                      self % 4 * 4) = pair;
       }
-      if (key_group() == 0 && self % 4 == 0) *factor_of(head_tile(), row) = factor;
+      if (key_group == 0 && self % 4 == 0) *factor_of(head_tile, row) = factor;
     }
   }
 
@@ -424,15 +413,15 @@ class Block {
 
   // Row maxima over all key groups; only the warps that share the rows meet.
   __device__ __forceinline__ void share_maxima(float (&largest)[C::kOwnRows], uint32_t self) {
-    float* own = reinterpret_cast<float*>(inbox(head_tile(), key_group(), half()));
+    float* own = reinterpret_cast<float*>(inbox(head_tile, key_group, half));
     if (self % 4 == 0) {
 #pragma unroll
       for (int i = 0; i < C::kOwnRows; ++i) own[i * 8 + self / 4] = largest[i];
     }
-    barrier(5 + head_tile() * C::kHalves + half(), C::kKeyGroups * 32);
+    barrier(5 + head_tile * C::kHalves + half, C::kKeyGroups * 32);
 #pragma unroll
     for (int group = 0; group < C::kKeyGroups; ++group) {
-      const float* other = reinterpret_cast<const float*>(inbox(head_tile(), group, half()));
+      const float* other = reinterpret_cast<const float*>(inbox(head_tile, group, half));
 #pragma unroll
       for (int i = 0; i < C::kOwnRows; ++i)
         largest[i] = fmaxf(largest[i], other[i * 8 + self / 4]);
@@ -480,7 +469,7 @@ class Block {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       uint32_t b[4];
-      load_matrices_transposed(b, row + scarce(warp) * 128 + (first ^ (j << 5)));
+      load_matrices_transposed(b, row + warp * 128 + (first ^ (j << 5)));
 #pragma unroll
       for (int m = 0; m < C::kHeadTiles; ++m) {
         multiply_add<false>(output[m][2 * j], a[m], b[0], b[1]);
@@ -521,7 +510,6 @@ class Block {
 
   // Sums of probabilities [key group, row] and maxima [row], where the ring was.
   __device__ __forceinline__ void share_totals() {
-    const int self = static_cast<int>(threadIdx.x) % 32;
     float* totals = reinterpret_cast<float*>(ring);
     float* maxima = totals + C::kKeyGroups * C::kRows;
 #pragma unroll
@@ -529,10 +517,10 @@ class Block {
       float sum = total[i];
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
-      const int row = head_tile() * 16 + own_row(i, self);
-      if (self % 4 == 0) {
-        totals[key_group() * C::kRows + row] = sum;
-        if (key_group() == 0) maxima[row] = maximum[i];
+      const int row = head_tile * 16 + own_row(i, lane);
+      if (lane % 4 == 0) {
+        totals[key_group * C::kRows + row] = sum;
+        if (key_group == 0) maxima[row] = maximum[i];
       }
     }
     __syncthreads();
@@ -542,14 +530,13 @@ class Block {
   // exponentials) for this thread's rows that are heads. A total of zero: every key was masked.
   template <typename Visit>
   __device__ __forceinline__ void for_rows(Visit visit) const {
-    const int self = static_cast<int>(threadIdx.x) % 32;
     const float* totals = reinterpret_cast<const float*>(ring);
     const float* maxima = totals + C::kKeyGroups * C::kRows;
 #pragma unroll
     for (int m = 0; m < C::kHeadTiles; ++m)
 #pragma unroll
       for (int side = 0; side < 2; ++side) {
-        const int row = m * 16 + side * 8 + self / 4;
+        const int row = m * 16 + side * 8 + lane / 4;
         if (row >= p.heads) continue;
         float sum = 0.0f;
 #pragma unroll
@@ -562,18 +549,17 @@ class Block {
   template <typename Store>
   __device__ __forceinline__ void for_columns(const float (&o)[8][4], int at, float factor,
                                               Store store) const {
-    const int first = static_cast<int>(threadIdx.x) / 32 * kColumns, self = static_cast<int>(threadIdx.x) % 32;
     if constexpr (C::kIsFp8) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int column = first + i * 16 + self % 4 * 4;
+        const int column = warp * kColumns + i * 16 + lane % 4 * 4;
         store(column, o[2 * i][at] * factor, o[2 * i + 1][at] * factor);
         store(column + 2, o[2 * i][at + 1] * factor, o[2 * i + 1][at + 1] * factor);
       }
     } else {
 #pragma unroll
       for (int j = 0; j < 8; ++j)
-        store(first + j * 8 + self % 4 * 2, o[j][at] * factor, o[j][at + 1] * factor);
+        store(warp * kColumns + j * 8 + lane % 4 * 2, o[j][at] * factor, o[j][at + 1] * factor);
     }
   }
 
@@ -583,7 +569,7 @@ class Block {
     for_columns(o, at, factor, [out](int column, float a, float b) {
       *reinterpret_cast<uint32_t*>(out + column) = pack<false>(a, b);
     });
-    if (p.lse != nullptr && threadIdx.x < 32 && threadIdx.x % 4 == 0)
+    if (p.lse != nullptr && warp == 0 && lane % 4 == 0)
       p.lse[static_cast<int64_t>(token) * p.heads + row] = lse * kLn2;
   }
 
@@ -594,7 +580,7 @@ class Block {
     for_columns(o, at, factor, [out](int column, float a, float b) {
       *reinterpret_cast<float2*>(out + column) = make_float2(a, b);
     });
-    if (threadIdx.x < 32 && threadIdx.x % 4 == 0) p.part_lse[place] = lse;
+    if (warp == 0 && lane % 4 == 0) p.part_lse[place] = lse;
   }
 };
 
