@@ -25,6 +25,8 @@ HERE = Path(__file__).with_name("serving")
 COMPOSE = ROOT / "compose"
 RANKS = {"gb10-2x": 2, "gb10-4x": 4, "rtx6000-4x": 1}
 OVERRIDES = {"gb10-2x": ("status",), "gb10-4x": ("drafter",), "rtx6000-4x": ()}
+# Without RDMA the neighbours are not looked for; the layout is.
+RING = {"GLM_RING_PREVIOUS": "eth1", "GLM_RING_NEXT": "eth2"}
 TOKEN = "0123456789abcdef0123456789abcdef"
 PATIENCE = 120.0
 KEPT = ("PATH", "HOME", "DOCKER_HOST")
@@ -102,6 +104,7 @@ class Deployment:
 
     def __init__(self, name: str, image: str, folder: Path, network: tuple[str, str]) -> None:
         self.name = name
+        self.overrides = list(OVERRIDES[name])
         self.count = RANKS[name]
         self.prefix = network[1]
         self.folder = folder
@@ -122,7 +125,7 @@ class Deployment:
         return f"{self.prefix}.{10 + rank}"
 
     def compose(self, rank: int, *words: str, **environ: str) -> None:
-        overrides = [COMPOSE / "overrides" / f"{name}.yaml" for name in OVERRIDES[self.name]]
+        overrides = [COMPOSE / "overrides" / f"{name}.yaml" for name in self.overrides]
         files = [COMPOSE / f"{self.name}.yaml", *overrides, HERE / "ranks.yaml"]
         command = ["docker", "compose", "--project-name", f"{self.project}-{rank}",
                    "--project-directory", str(self.folder)]  # fmt: skip
@@ -238,6 +241,17 @@ def test_each_deployment_gets_healthy_and_stops(
     codes = ranks.codes()
     assert codes[0] == 0 and set(codes[1:]) <= {0, 5}
     assert "drained" in ranks.log(0)
+
+
+def test_a_ring_starts_as_well(start: Callable[..., Deployment]) -> None:
+    """Over TCP: no test machine has cables."""
+    ranks = start("gb10-4x")
+    ranks.overrides.append("ring")
+    ranks.environ |= RING
+    ranks.up()
+    ranks.healthy()
+    assert ranks.status(3, "status.json")["knobs"]["GLM_TP"] == "RING4"
+    assert "'--tensor-parallel-size', '4'" in ranks.log(3)
 
 
 def assert_each_rank_shows_all(ranks: Deployment) -> None:

@@ -244,9 +244,11 @@ _CLUSTER = _group(
     _knob("JOIN_TIMEOUT_S", kinds.SECONDS, _same("1800"),
           "How long ranks wait for each other, seconds.", former="WORKER_WAIT_S"),
     _knob("RING_PREVIOUS", kinds.INTERFACE, _same(""),
-          "With RING4 and without mentat: the interface to the previous node.", is_shared=False),
+          "With RING4: the interface to the previous node. With mentat its "
+          "MENTAT_FABRIC_PREV_IFACE does as well.", is_shared=False),
     _knob("RING_NEXT", kinds.INTERFACE, _same(""),
-          "With RING4 and without mentat: the interface to the next node.", is_shared=False),
+          "With RING4: the interface to the next node. With mentat its MENTAT_FABRIC_NEXT_IFACE "
+          "does as well.", is_shared=False),
     _knob("FABRIC_CHECK", kinds.SWITCH, _each("1", "1", "0"),
           "1: measure the fabric before the weights are loaded.", former="FABRIC_CHECK"),
     _knob("FABRIC_CHECK_PORT", kinds.PORT, _same("29511", _GX), "Port of that on the head."),
