@@ -77,6 +77,7 @@ def derive(
     root: Path = network.SYSFS,
     known: Callable[[], network.Addresses] = network.addresses,
     nccl: Callable[[], str] = nccl_version,
+    save: Callable[[Path, bytes], object] = replace_file,
 ) -> Network:
     """The network of a rank in a ring, and NCCL's graph file in GLM_STATE_DIR.
 
@@ -87,6 +88,7 @@ def derive(
         root: stands for /sys/class.
         known: gives the interfaces' addresses.
         nccl: gives NCCL's version.
+        save: writes the graph file.
 
     Raises:
         EnvironmentFault: everything that is missing, a sentence each.
@@ -110,7 +112,7 @@ def derive(
     devices = [port.device for port in order]
     file = Path(plan.settings.text("STATE_DIR")) / places.RING_GRAPH
     try:
-        replace_file(file, graph(ends["previous"], ends["next"], devices).encode())
+        save(file, graph(ends["previous"], ends["next"], devices).encode())
     except OSError as error:
         raise EnvironmentFault(f"{file} cannot be written: {error.strerror}") from error
     made = {"NCCL_IB_HCA": f"={','.join(devices)}", "NCCL_GRAPH_FILE": str(file)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from pathlib import Path
 
@@ -72,6 +73,18 @@ def test_warnings_count_when_strict():
     assert {finding.level for finding in bad.values()} == {"warn"}
     assert host.exit_code(found, is_strict=False) == 0
     assert host.exit_code(found, is_strict=True) == 1
+
+
+def test_a_ring_asks_for_its_ports(monkeypatch, tmp_path):
+    # The one address that every machine has.
+    port = network.Port("rocep1s0f0", "lo", ipaddress.IPv4Address("127.0.0.1"), 3, "ACTIVE", 200)
+    monkeypatch.setattr(network, "rdma_ports", lambda *_: [port])
+    knobs = {"GLM_TP": "RING4", "GLM_RING_PREVIOUS": "lo", "GLM_RING_NEXT": "eth1",
+             "GLM_STATE_DIR": str(tmp_path)}  # fmt: skip
+    bad, _ = examine("gb10-4x", knobs=knobs)
+    assert bad["network"].level == "fail"
+    assert "GLM_RING_NEXT=eth1: expected an RDMA device" in bad["network"].message
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_network_file_system(tmp_path):
