@@ -322,6 +322,28 @@ def origin(target: Target, chance: random.Random) -> Files | None:
     return target.changed([(start, stop, was.replace(" import", "_next import", 1))])
 
 
+def attribute(target: Target, chance: random.Random) -> Files | None:
+    """The class gives another value to an attribute that the method reads."""
+    node, outer = target.function, target.symbol.scope.rpartition(".")[0]
+    owner = find(_parsed(target.text), outer) if node and outer else None
+    if node is None or not isinstance(owner, ast.ClassDef):
+        return None
+    reads = {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)
+             and dotted(part.value) in ("self", "cls", owner.name)}  # fmt: skip
+    found = [
+        one.value
+        for one in owner.body
+        if isinstance(one, ast.Assign | ast.AnnAssign)
+        and one.value is not None
+        and reads & {dotted(to) for to in getattr(one, "targets", None) or [one.target]}  # type: ignore[union-attr]
+    ]
+    if not found:
+        return None
+    value = chance.choice(found)
+    was = target.text[slice(*target.where(value))]
+    return target.changed([(*target.where(value), f"other({was})")])
+
+
 def comment(target: Target, _chance: random.Random) -> Files | None:
     """Comments and blank lines in the scope, none of them in an anchor."""
     if not target.symbol.path.endswith(".py"):
@@ -355,6 +377,7 @@ CHANGES: dict[str, Mutator] = {
     "semantic, anchors intact": semantic,
     "name bound elsewhere": rebind,
     "import from elsewhere": origin,
+    "attribute of the class": attribute,
     "named caller gone": callers_named,
     "other caller of the file gone": callers_of_the_file,
 }
