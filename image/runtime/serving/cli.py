@@ -10,6 +10,8 @@ Without GLM_DEPLOYMENT the container is `vllm serve ARG...` and no more.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import shlex
 import sys
@@ -25,7 +27,21 @@ _READ_BY_VLLM = ("GLM_MLA_ROUTE", "GLM_TOPK_DETERMINISTIC", "GLM_MOE_INPUT_SCALE
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
     """Does it, and returns the exit code; a plain `vllm serve` takes the place of this process."""
-    environ = os.environ if environ is None else environ
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A path need not be text; it is shown escaped.
+            stream.reconfigure(errors="backslashreplace")
+    code = _main(arguments, os.environ if environ is None else environ)
+    with contextlib.suppress(OSError, ValueError):
+        try:
+            sys.stdout.flush()
+        except OSError:
+            # Nobody can take the rest; Python would try again at exit, and end with 120.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
+
+
+def _main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     verb = arguments[0] if arguments else ""
     try:
         if verb == "health":
@@ -43,6 +59,9 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> 
         for problem in error.problems:
             sys.stderr.write(f"glm53: error: {problem}\n")
         return error.exit_code
+    except OSError as error:
+        sys.stderr.write(f"glm53: error: the output cannot be written: {error.strerror}\n")
+        return EnvironmentFault.exit_code
 
 
 def _plain(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -79,6 +98,7 @@ def _show(verb: str, arguments: Sequence[str], environ: Mapping[str, str]) -> in
         for name, value in plan.settings.shown().items():
             mark = "set" if name in plan.settings.given else "default"
             sys.stdout.write(f"{name}={value}  ({mark})\n")
+        sys.stdout.flush()
         return 0
     found = command.Found(
         f"<by the checkpoint: {plan.settings.text('MOE_BACKEND')}>", Path("<edited template>")
@@ -89,4 +109,5 @@ def _show(verb: str, arguments: Sequence[str], environ: Mapping[str, str]) -> in
         for name, value in sorted(command.environment(plan).items()):
             sys.stdout.write(f"{name}={shlex.quote(value)} \\\n")
         sys.stdout.write(shlex.join(command.serve(plan, member, found)) + "\n")
+    sys.stdout.flush()
     return 0

@@ -44,6 +44,7 @@ RESERVED: Mapping[str, str] = {
     "--spec-model": "set GLM_DRAFTER_DIR",
     "--spec-tokens": "set GLM_SPECULATIVE_TOKENS",
     "--api-key": "it would stand in the process list; set GLM_API_KEY_FILE",
+    "--hf-token": "it would stand in the process list; set HF_TOKEN",
     "--host": "set GLM_API_HOST",
     "--port": "set GLM_API_PORT",
     "--uds": "set GLM_API_PORT",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ from serving.profiles import PROFILES, Profile
 PREFIX = "GLM_"
 DEPLOYMENT = "GLM_DEPLOYMENT"
 DEPLOYMENTS = tuple(PROFILES)
+_SECRET = re.compile(r"KEY|TOKEN(?!S)|SECRET|PASSWORD")
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ def read(environ: Mapping[str, str], knobs: Mapping[str, Knob], problems: list[s
             given.add(knob.name)
         except ValueError as error:
             if name != DEPLOYMENT:  # of which `_profile` has said it
-                problems.append(f"{name}={text!r}: expected {error}")
+                problems.append(f"{_shown(name, text)}: expected {error}")
             continue
         if name != knob.name:
             notices.append(f"{name}={text!r} is read as {knob.name}; set {knob.name} instead")
@@ -168,10 +170,12 @@ def _unknown(environ: Mapping[str, str], knobs: Mapping[str, Knob]) -> Iterator[
         if name.startswith(PREFIX) and name not in knobs and environ[name]:
             near = difflib.get_close_matches(name, knobs, 1)
             meant = f"did you mean {near[0]}?" if near else "docs/knobs.md has the list"
-            # Someone may have put a secret where a file is expected.
-            hidden = any(word in name for word in ("KEY", "TOKEN", "SECRET", "PASSWORD"))
-            value = "" if hidden else f"={environ[name]!r}"
-            yield f"{name}{value}: there is no such knob; {meant}"
+            yield f"{_shown(name, environ[name])}: there is no such knob; {meant}"
+
+
+def _shown(name: str, value: str) -> str:
+    """A variable and its value, or its name alone: a secret may stand where its file should."""
+    return name if _SECRET.search(name) else f"{name}={value!r}"
 
 
 def _former(environ: Mapping[str, str], knobs: Iterable[Knob]) -> Iterator[str]:

@@ -6,10 +6,10 @@ second at any stage.
 
 from __future__ import annotations
 
+import http.client
 import re
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -175,5 +175,5 @@ def is_healthy(base: str) -> bool:
     try:
         with opener.open(f"{base}/health", timeout=_ASK_S) as answer:
             return bool(answer.status == 200)
-    except (OSError, ValueError, urllib.error.URLError):
+    except (OSError, ValueError, http.client.HTTPException):  # HTTPException: it speaks no HTTP
         return False

@@ -79,3 +79,34 @@ def test_contradiction_is_told_by_plan_too(run):
     started, out, err = run("plan", GLM_DEPLOYMENT="gb10-2x", GLM_TP="4")
     assert (started.returncode, out) == (2, "")
     assert "expected 2" in err
+
+
+@pytest.mark.parametrize("name", ["GLM_API_KEY_FILE", "GLM_STATUS_TOKEN_FILE", "GLM_API_KEY"])
+def test_a_secret_where_its_file_should_be_is_not_shown(run, name):
+    started, out, err = run("plan", GLM_DEPLOYMENT="rtx6000-4x", **{name: "hunter2"})
+    assert started.returncode == 2
+    assert name in err and "hunter2" not in out + err
+
+
+def test_a_token_as_an_argument_is_refused_and_told_where_it_belongs(run):
+    started, _out, err = run("plan", "--hf-token", "x", GLM_DEPLOYMENT="rtx6000-4x")
+    assert started.returncode == 2 and "set HF_TOKEN" in err
+
+
+@pytest.mark.parametrize("verb", ["plan", "knobs"])
+def test_output_that_nobody_takes_is_a_sentence(verb):
+    env = {"PATH": os.environ["PATH"], "GLM_DEPLOYMENT": "rtx6000-4x"}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-B", str(ENTRYPOINT), verb], env=env, stdout=full,
+                              stderr=subprocess.PIPE, text=True, check=False)  # fmt: skip
+    assert done.returncode == 5
+    assert done.stderr == "glm53: error: the output cannot be written: No space left on device\n"
+
+
+def test_a_path_that_is_no_text_is_shown_escaped():
+    env = {b"PATH": os.fsencode(os.environ["PATH"]), b"GLM_DEPLOYMENT": b"rtx6000-4x",
+           b"GLM_MODEL_DIR": b"/m/\xff", b"PYTHONIOENCODING": b"utf-8:strict"}  # fmt: skip
+    done = subprocess.run([sys.executable, "-B", str(ENTRYPOINT), "knobs"], env=env,
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "GLM_MODEL_DIR=/m/\\udcff  (set)" in done.stdout
