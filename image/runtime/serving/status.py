@@ -9,10 +9,13 @@ to this address is not a host that we answer to.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hmac
 import ipaddress
 import json
+import math
 import socket
+import socketserver
 import sys
 import threading
 import time
@@ -22,6 +25,7 @@ from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from serving import state, statusfacts, statusmcp, statuspage
@@ -29,6 +33,9 @@ from serving import state, statusfacts, statusmcp, statuspage
 _COOKIE = "glm53_status"
 _LARGEST = 1 << 16  # bytes of a request's body
 _TIMEOUT_S = 15  # for a client that connects and says nothing
+_LONGEST_S = 60.0  # that a connection lasts, however slowly it talks
+# At a time. The threads and files of connections are those of the process that looks after vLLM.
+_CONNECTIONS = 64
 _TEXT = "text/plain; charset=utf-8"
 _HTML = "text/html; charset=utf-8"
 _JSON = "application/json"
@@ -103,7 +110,45 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], options: Options, family: int) -> None:
         self.address_family = family
         self.options = options
+        self._ends: dict[socket.socket, float] = {}  # when each open connection is cut
+        self._lock = threading.Lock()
         super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        """Binds, without HTTPServer's question to a name server that may not be there."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+
+    def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
+        """Answers in a thread; where too many are connected, the one that was first goes."""
+        with self._lock:
+            many = len(self._ends)
+            if many >= _CONNECTIONS:
+                self._cut(min(self._ends, key=self._ends.__getitem__))
+            if many < 2 * _CONNECTIONS:
+                self._ends[request] = time.monotonic() + _LONGEST_S
+        if many < 2 * _CONNECTIONS:
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def shutdown_request(self, request: Any) -> None:  # noqa: ANN401
+        """Is called when a connection has ended."""
+        with self._lock:
+            self._ends.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Is called every moment."""
+        now = time.monotonic()
+        with self._lock:
+            for request in [one for one, end in self._ends.items() if now > end]:
+                self._cut(request)
+
+    def _cut(self, request: socket.socket) -> None:
+        self._ends[request] = math.inf  # once; its thread takes it away
+        with contextlib.suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Says nothing: a client that goes away is no fault of this server."""
@@ -121,7 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answers a page."""
-        path = urlsplit(self.path).path
+        path = self._path()
         if not self._is_ours() or self._token_in_address(path) or not self._is_allowed():
             return
         options = self.server.options
@@ -148,11 +193,11 @@ class _Handler(BaseHTTPRequestHandler):
         """Answers an MCP message."""
         if not self._is_ours() or not self._is_allowed():
             return
-        if urlsplit(self.path).path != "/mcp":
+        if self._path() != "/mcp":
             self._answer(HTTPStatus.NOT_FOUND, "no such page\n", _TEXT)
             return
         length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > _LARGEST:
+        if not length.isdecimal() or len(length) > 9 or int(length) > _LARGEST:
             self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "at most 64 KiB\n", _TEXT)
             return
         answer = statusmcp.answer(self.rfile.read(int(length)), self._tools())
@@ -160,6 +205,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.ACCEPTED, "", _TEXT)
         else:
             self._json(answer)
+
+    def _path(self) -> str:
+        try:
+            return urlsplit(self.path).path
+        except ValueError:  # such as http://[
+            return ""
 
     def _tools(self) -> statusmcp.Source:
         options = self.server.options
@@ -183,8 +234,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _token_in_address(self, path: str) -> bool:
         """Turns /?token=... into a cookie, so that the token stays out of the address line."""
         token = self.server.options.token
+        if path != "/" or not token:
+            return False
         given = parse_qs(urlsplit(self.path).query).get("token", [""])[0]
-        if path != "/" or not token or not _equal(given, token):
+        if not _equal(given, token):
             return False
         cookie = f"{_COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/"
         self._answer(HTTPStatus.SEE_OTHER, "", _TEXT, {"Location": "/", "Set-Cookie": cookie})
@@ -223,7 +276,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Referrer-Policy", "no-referrer")
         for name, value in (headers or {}).items():
             self.send_header(name, value)
-        if self.command == "POST":
+        if self.command == "POST" or {"content-length", "transfer-encoding"} & {
+            name.lower() for name in self.headers
+        }:
             # What is left of a body that was not read must not be taken for the next request.
             self.send_header("Connection", "close")
             self.close_connection = True

@@ -73,7 +73,7 @@ def _peer(rank: int, peer: str, token: str) -> dict[str, Any]:
         found = json.loads(reply.read(_LARGEST))
         if reply.status != 200 or not isinstance(found, dict):
             raise ValueError(f"status {reply.status}")
-    except (OSError, http.client.HTTPException, ValueError) as error:
+    except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         entry["error"] = (
             f"its status server does not answer ({reason}); it may be on loopback alone"
@@ -104,7 +104,8 @@ def metrics(found: Mapping[str, Any]) -> str:
     ]
     for stage in found["stages"]:
         if stage.get("started") is not None:
-            seconds = (stage.get("ended") or found["now"]) - stage["started"]
+            # A clock that was set back in between makes no negative time.
+            seconds = max((stage.get("ended") or found["now"]) - stage["started"], 0.0)
             lines.append(f'glm53_stage_seconds{{stage="{_label(stage["name"])}"}} {seconds:.1f}')
     lines += ["# HELP glm53_memory_bytes This machine's memory.", "# TYPE glm53_memory_bytes gauge"]
     lines += [f'glm53_memory_bytes{{kind="{name}"}} {value}'

@@ -73,6 +73,8 @@ def _one(message: object, source: Source) -> dict[str, Any] | None:
         return _error(None, _INVALID, "expected a JSON-RPC request")
     if "id" not in message:  # a notification
         return None
+    if not isinstance(message["id"], (str, int, float)):
+        return _error(None, _INVALID, "expected an id that is a text or a number")
     params = message.get("params")
     try:
         if params is not None and not isinstance(params, dict):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import state, statusfacts, statusmcp, statuspage
+from serving import state, status, statusfacts, statusmcp, statuspage
 from serving.status import Options, StatusServer, main, read_token
 
 TOKEN = "0123456789abcdef0123"
@@ -293,3 +294,63 @@ class TestCluster:
     def test_memory(self, tmp_path: Path) -> None:
         assert statusfacts.memory()["total"] > statusfacts.memory()["available"] > 0
         assert statusfacts.memory(tmp_path / "none") == {}
+
+
+class TestHostileClients:
+    def test_many_idle_connections_keep_nobody_out(self, ask: Client, monkeypatch) -> None:
+        monkeypatch.setattr(status, "_CONNECTIONS", 4)
+        before = threading.active_count()
+        idle = [socket.create_connection(("127.0.0.1", ask.server.port)) for _ in range(30)]
+        try:
+            assert ask("/healthz")[0] == 503
+            assert threading.active_count() <= before + 8
+            idle[0].settimeout(10)
+            assert idle[0].recv(1) == b"", "who was first has gone"
+        finally:
+            for one in idle:
+                one.close()
+
+    def test_a_slow_one_is_cut(self, ask: Client, monkeypatch) -> None:
+        monkeypatch.setattr(status, "_LONGEST_S", 0.0)
+        with socket.create_connection(("127.0.0.1", ask.server.port), timeout=10) as slow:
+            slow.sendall(b"GET /healthz HTTP/1.1\r\nX-Slow: ")
+            assert slow.recv(1) == b""
+
+    def test_a_body_is_not_the_next_request(self, ask: Client) -> None:
+        inner = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        for head in (b"Content-Length: %d" % len(inner), b"transfer-encoding: chunked"):
+            with socket.create_connection(("127.0.0.1", ask.server.port), timeout=10) as one:
+                one.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + head + b"\r\n\r\n"
+                            + inner)  # fmt: skip
+                said = b""
+                with contextlib.suppress(ConnectionResetError):
+                    while block := one.recv(65536):
+                        said += block
+            assert said.count(b"HTTP/1.1 ") == 1 and b"Connection: close" in said
+
+    @pytest.mark.parametrize("line", ["GET http://[ HTTP/1.1", "GET //[?token=x HTTP/1.1"])
+    @pytest.mark.parametrize("method", ["GET", "POST"])
+    def test_an_address_that_is_none(self, ask: Client, line: str, method: str) -> None:
+        with socket.create_connection(("127.0.0.1", ask.server.port), timeout=10) as one:
+            one.sendall(line.replace("GET", method).encode() + b"\r\nHost: localhost\r\n\r\n")
+            assert one.recv(100).startswith(b"HTTP/1.1 404 ")
+
+    @pytest.mark.parametrize("method", ["HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"])
+    def test_other_methods_tell_nothing(self, guarded: Client, method: str) -> None:
+        code, text, headers = guarded("/status.json", method)
+        assert code == 501 and "stage" not in text and "Access-Control-Allow-Origin" not in headers
+
+    def test_a_length_of_many_digits(self, ask: Client) -> None:
+        assert ask("/mcp", "POST", None, Content_Length="9" * 5000)[0] == 413
+
+    def test_an_id_of_any_depth(self, ask: Client) -> None:
+        body = '{"method": "ping", "id": ' + "[" * 900 + "]" * 900 + "}"
+        status_code, text, _ = ask("/mcp", "POST", body)
+        assert (status_code, json.loads(text)["error"]["code"]) == (200, -32600)
+
+    def test_no_name_server_is_asked(self, tmp_path: Path, monkeypatch) -> None:
+        def asked(*_: object) -> str:
+            raise AssertionError("a dead name server would hold up the start")
+
+        monkeypatch.setattr(socket, "getfqdn", asked)
+        StatusServer(Options("127.0.0.1", 0, tmp_path))._server.server_close()
