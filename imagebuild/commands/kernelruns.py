@@ -43,7 +43,7 @@ def bench(context: Context) -> int:
         return 0
     words = ["-m", "kernel.bench", "--parts", str(parts), *_library(context)]
     words += ["--out", asked.out] if asked.out else []
-    return _run(context, words, {"PYTHONPATH": str((parts / "site").resolve())})
+    return _run(context, words)
 
 
 def _prepare(context: Context, parts: Path) -> None:
@@ -62,12 +62,11 @@ def _library(context: Context) -> list[str]:
     return ["--library", asked] if asked else []
 
 
-def _run(context: Context, words: Sequence[str], extra: dict[str, str] | None = None) -> int:
+def _run(context: Context, words: Sequence[str]) -> int:
     """Runs a script of the kernel's there, with its output as ours."""
     call = [str(_python(context.arguments.python)), *words]
     context.console.command(call)
-    environment = {**os.environ, **(extra or {})}
-    done = subprocess.run(call, cwd=context.root, env=environment, check=False)
+    done = subprocess.run(call, cwd=context.root, check=False)
     if done.returncode < 0:
         raise EngineError(f"{words[0]}: ended by signal {-done.returncode}")
     return done.returncode

@@ -37,6 +37,7 @@ def main(arguments: Sequence[str]) -> int:
 def _do(asked: argparse.Namespace, command: Sequence[str]) -> int:
     problems: list[str] = []
     if asked.parts:
+        sys.path.insert(0, str((asked.parts / "site").resolve()))
         problems = run(asked.parts, asked.library, asked.out, command, asked.only)
     sys.stderr.write("".join(f"not timed: {one}\n" for one in problems))
     found = results.read(asked.out)
