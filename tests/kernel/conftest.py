@@ -46,7 +46,7 @@ def vllm_tree(
     def make(version: str) -> Path:
         if version not in made:
             base = real_tree(version)
-            paths = [path for path in base.iter("vllm/") if path.endswith((".py", ".json"))]
+            paths = [path for path in base.iter("vllm/") if path.endswith(".py")]
             prefetch = getattr(base, "prefetch", None)
             if prefetch:
                 prefetch(paths)
