@@ -156,6 +156,12 @@ class Deployment:
         done = docker("logs", self.container(rank))
         return done.stdout + done.stderr
 
+    def when(self, rank: int, line: str) -> str:
+        """The time at which a line of vLLM's came, as text that sorts."""
+        done = docker("logs", "--timestamps", self.container(rank))
+        [time_and_line] = [each for each in done.stdout.splitlines() if each.endswith(f" {line}")]
+        return time_and_line.partition(" ")[0]
+
     def until(self, holds: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + PATIENCE
         while not holds():
@@ -351,6 +357,26 @@ def test_a_signal_under_load_lets_the_request_end(start: Callable[..., Deploymen
         answer, _ = request.communicate(timeout=PATIENCE)
     assert "Paris" in answer
     assert ranks.codes() == [0] and "drained" in ranks.log(0)
+
+
+def test_a_stopped_worker_stays_until_the_head_has_answered(
+    start: Callable[..., Deployment],
+) -> None:
+    """What is in flight needs every rank; who stops a cluster stops its ranks in any order."""
+    ranks = start("gb10-2x")
+    ranks.environ |= {"STANDIN_MODE": "slow", "GLM_SELF_TEST": "0"}
+    ranks.up()
+    ranks.healthy()
+    with subprocess.Popen(["docker", "exec", ranks.container(0), "python3", "-c", ASK], text=True,
+                          stdout=subprocess.PIPE) as request:  # fmt: skip
+        ranks.until(lambda: "took a request" in ranks.log(0), "a request in flight")
+        docker("kill", "--signal", "TERM", ranks.container(1))
+        ranks.until(lambda: "rank 1 (" in ranks.log(0), "the head knows")
+        docker("kill", "--signal", "TERM", ranks.container(0))
+        answer, _ = request.communicate(timeout=PATIENCE)
+    assert "Paris" in answer
+    assert ranks.codes() == [5, 0]
+    assert ranks.when(0, "drained") < ranks.when(1, "ended")
 
 
 def test_knobs_that_contradict_start_nothing(start: Callable[..., Deployment]) -> None:

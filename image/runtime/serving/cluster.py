@@ -65,6 +65,10 @@ class Cluster(Protocol):
         """A sentence when another rank has left or died since `join`, else "". Never blocks."""
         ...
 
+    def stopping(self) -> None:
+        """Tells the others that this rank was asked to end; it stays in touch until `leave`."""
+        ...
+
     def leave(self, reason: str) -> None:
         """Tells the others that this rank ends, and why; "" for an end that was asked for.
 
@@ -87,6 +91,9 @@ class SingleNode:
     def lost(self) -> str:
         """Nobody is."""
         return ""
+
+    def stopping(self) -> None:
+        """Tells nobody."""
 
     def leave(self, reason: str) -> None:
         """Tells nobody."""

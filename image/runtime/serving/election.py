@@ -63,6 +63,8 @@ class Election:
         self._grace = grace
         self._place = Place(False, "", "")
         self._links: dict[Link, str] = {}
+        # Those that said that they end: they see by the connection when this rank has ended.
+        self._parted: list[Link] = []
         self._ended = threading.Event()
         self._lost = ""
 
@@ -89,10 +91,16 @@ class Election:
                 if frame is not None and "leave" in frame:
                     said = str(frame["leave"])
                     self._lost = self._lost or f"{name} has ended" + (f": {said}" if said else "")
-                else:
-                    continue
+                    self._links.pop(link, None)
+                    self._parted.append(link)
+                continue
             self._drop(link)
         return self._lost
+
+    def stopping(self) -> None:
+        """Tells all, and keeps the connections."""
+        for link in list(self._links):
+            self._tell(link, {"leave": ""})
 
     def leave(self, reason: str) -> None:
         """Tells all, and ends a wait in another thread."""
@@ -100,6 +108,8 @@ class Election:
         for link in list(self._links):
             self._tell(link, {"leave": reason})
             self._drop(link)
+        while self._parted:
+            self._parted.pop().close()
 
     # The head.
 

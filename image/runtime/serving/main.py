@@ -219,8 +219,9 @@ class Start:
         run.until_signal()
         state.begin("draining")
         log("draining: requests in flight end")
+        spent = run.await_head()
         # The one that asked for it, and no more.
-        run.stop(signals=1)
+        run.stop(signals=1, spent=spent)
 
     def _start_status(self, plan: Plan) -> None:
         s = plan.settings
@@ -253,7 +254,8 @@ class Start:
     def end(self) -> None:
         """Ends all that runs, tells the other ranks, and writes the last state."""
         if self._run is not None:
-            self._run.stop()
+            # One signal asks for what is happening already; the next does not wait.
+            self._run.stop(signals=1)
         if self._cluster is not None:
             self._cluster.leave(self._reason)
         if self._status is not None:

@@ -89,9 +89,32 @@ class Run:
         while not self._step():
             pass
 
-    def stop(self, signals: int = 0) -> None:
-        """Ends all children; more signals than `signals` make it quick."""
-        seconds = self.plan.settings.number("DRAIN_TIMEOUT_S") + 10
+    def await_head(self) -> float:
+        """On a worker that was asked to end: the head's requests in flight need it still.
+
+        The head ends once it is told. Another signal, or GLM_DRAIN_TIMEOUT_S, ends the wait.
+
+        Returns:
+            Seconds that it took.
+        """
+        start = time.monotonic()
+        if self.membership.rank:
+            self.cluster.stopping()
+            end = start + self.plan.settings.number("DRAIN_TIMEOUT_S")
+            while time.monotonic() < end and self.signals.asked < 2 and not self.cluster.lost():
+                if any(child.poll() is not None for child in self.children):
+                    break
+                time.sleep(_STEP_S)
+        return time.monotonic() - start
+
+    def stop(self, signals: int = 0, spent: float = 0.0) -> None:
+        """Ends all children; more signals than `signals` make it quick.
+
+        Args:
+            signals: how many there were.
+            spent: seconds of GLM_DRAIN_TIMEOUT_S that are over.
+        """
+        seconds = max(self.plan.settings.number("DRAIN_TIMEOUT_S") - spent, 0.0) + 10
         if self._tester is not None:
             self._tester.stop(0)
         for child in reversed(self.children):

@@ -40,6 +40,9 @@ class TwoRanks:
     def lost(self):
         return "rank 1 is lost: it was killed" if (self.folder / "lost").exists() else ""
 
+    def stopping(self):
+        (self.folder / "stopping").touch()
+
     def leave(self, reason):
         (self.folder / "left").write_text(reason)
 

@@ -23,11 +23,10 @@ workers = [subprocess.Popen([sys.executable, "-c", sleeper]),
            subprocess.Popen([sys.executable, "-c", sleeper], start_new_session=True)]
 with open(record + ".pids", "w") as file:
     file.write(" ".join(str(one.pid) for one in [*workers]) + f" {os.getpid()}")
-busy = threading.Event()
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         if self.path == "/slow":
-            busy.set()
+            open(record + ".busy", "w").close()
             time.sleep(0.6)
         self.send_response(200)
         self.end_headers()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -74,6 +75,12 @@ class Rank:
         alive = [pid for pid in pids.read_text().split() if is_alive(pid)] if pids.exists() else []
         assert alive == []
         return self.process.returncode, self.output
+
+
+def ask_slowly(port: int) -> bytes:
+    """A request that takes a moment."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/slow", timeout=LIMIT) as answer:
+        return answer.read()
 
 
 def is_alive(pid: str) -> bool:
@@ -333,7 +340,47 @@ class TestTwoRanks:
         assert rank.state["rank"] == 1
         assert rank.stages["self_test"] == "done"
         rank.signal()
+        rank.until("draining")
+        # The head's requests need this rank until the head has gone.
+        self.wait_for(folder / "stopping")
+        assert is_alive((folder / "record.pids").read_text().split()[-1])
+        (folder / "lost").touch()
         assert rank.ended()[0] == 0
+
+    @staticmethod
+    def wait_for(file):
+        end = time.monotonic() + LIMIT
+        while not file.exists():
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+    @pytest.mark.parametrize("how", ["again", "timeout", "vllm"])
+    def test_a_worker_waits_for_no_head_for_ever(self, folder, two, how):
+        """A second signal, the time for draining, or vLLM's own end ends the wait."""
+        (folder / "worker").touch()
+        rank = two(
+            STANDIN_MODE="never", **({"GLM_DRAIN_TIMEOUT_S": "1"} if how == "timeout" else {})
+        )
+        rank.until("warmup")
+        rank.signal()
+        self.wait_for(folder / "stopping")
+        if how == "again":
+            rank.signal()
+        if how == "vllm":
+            os.kill(int((folder / "record.pids").read_text().split()[-1]), signal.SIGKILL)
+        assert rank.ended()[0] == (130 if how == "again" else 0)
+
+    def test_a_signal_while_a_lost_rank_ends_the_head_cuts_nothing(self, folder, two):
+        rank = two()
+        rank.until("serving")
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(ask_slowly, rank.port)
+            self.wait_for(folder / "record.busy")
+            (folder / "lost").touch()
+            rank.until("failed")
+            rank.signal()
+            assert answer.result(LIMIT) == b"done"
+        assert rank.ended()[0] == 5
 
     @pytest.mark.parametrize("cluster", ["ray", "mentat"])
     def test_agent_of_the_cluster_runs_beside_vllm(self, folder, two, cluster):

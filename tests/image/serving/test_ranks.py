@@ -199,6 +199,16 @@ class TestLost:
         assert eventually(joined.made[0].lost) == "rank 2 (127.0.0.4) has ended: self-test failed"
         assert joined.made[0].lost(), "it stays lost"
 
+    def test_a_worker_that_was_asked_to_end_sees_when_the_head_has(self, joined: Ranks) -> None:
+        head, worker = joined.made[0], joined.made[1]
+        worker.stopping()
+        assert eventually(head.lost) == "rank 1 (127.0.0.3) has ended"
+        # It drains; the worker's connection tells nothing yet, however often it is asked.
+        assert [worker.lost() for _ in range(3)] == ["", "", ""]
+        head.leave("")
+        assert "the head (127.0.0.2)" in eventually(worker.lost)
+        assert "the head" in eventually(joined.made[3].lost)
+
     def test_the_head_leaves(self, joined: Ranks) -> None:
         joined.made[0].leave("")
         for worker in joined.made[1:]:
