@@ -24,18 +24,35 @@ def write_atomically(path: Path, data: bytes) -> None:
 @contextlib.contextmanager
 def only_one(path: Path, what: str) -> Iterator[None]:
     """Holds a lock file; a second holder gets an EngineError that says `what` is under way."""
-    with disk_errors(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    handle = _open(path)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise EngineError(f"{path}: {what} is under way in another process",
-                              hint="wait for it, then try again") from error  # fmt: skip
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise EngineError(f"{path}: {what} is under way in another process",
+                                  hint="wait for it, then try again") from error  # fmt: skip
+            if _is_at(handle, path):
+                break
+            # Its holder removed it meanwhile: a lock on a file without a name keeps nobody out.
+            os.close(handle)
+            handle = _open(path)
         yield
     finally:
         os.close(handle)
+
+
+def _open(path: Path) -> int:
+    with disk_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h

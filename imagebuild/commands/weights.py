@@ -23,7 +23,7 @@ def fetch(context: Context) -> int:
     """Fetches a checkpoint into a folder; a second call continues or checks the first."""
     arguments, console = context.arguments, context.console
     hub = os.environ.get("HF_ENDPOINT") or context.recipe.weights_hub
-    token = os.environ.get("HF_TOKEN") or None
+    token = _token(os.environ.get("HF_TOKEN", ""))
     folder = Path(arguments.to)
     with Http(read_settings(), offline=arguments.offline) as http:
         listing = read_listing(arguments.source, http, hub=hub, token=token,
@@ -53,6 +53,14 @@ def fetch(context: Context) -> int:
         "bytes_fetched": done.bytes_fetched,
     })  # fmt: skip
     return 0
+
+
+def _token(text: str) -> str | None:
+    """HF_TOKEN as it can stand in a header; it is never shown."""
+    token = text.strip()
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise UsageError("HF_TOKEN: expected letters, digits and underscores, found others")
+    return token or None
 
 
 def verify(context: Context) -> int:

@@ -24,12 +24,15 @@ class DiskError(EngineError):
 
 
 @contextlib.contextmanager
-def disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
+def disk_errors(
+    folder: Path, needed: int | None = None, *, elsewhere: str = "IMAGEBUILD_CACHE=DIR"
+) -> Iterator[None]:
     """Turns an OSError of writing under `folder` into a DiskError of one sentence.
 
     Args:
         folder: named in the message.
         needed: bytes that were to be written, where known.
+        elsewhere: what names another folder.
     """
     try:
         yield
@@ -37,9 +40,9 @@ def disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
         amount = f"room for {needed} bytes" if needed is not None else "to write"
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         found = "no space left there" if full else (error.strerror or type(error).__name__)
-        hint = "name a folder that can be written: IMAGEBUILD_CACHE=DIR"
+        hint = f"name a folder that can be written: {elsewhere}"
         if full:
-            hint = "free some space, run `build.py cache prune`, or set IMAGEBUILD_CACHE=DIR"
+            hint = f"free some space, run `build.py cache prune`, or set {elsewhere}"
         raise DiskError(f"{folder}: expected {amount}, found {found}", hint=hint) from error
 
 

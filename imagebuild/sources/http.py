@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 from urllib.request import url2pathname
 
 import requests
@@ -301,6 +301,13 @@ class _Session(requests.Session):
         self._insecure = insecure
         if trusted:
             urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+
+    def get_redirect_target(self, resp: requests.Response) -> str | None:
+        """Where a redirect leads: a server must not send us to files of this machine."""
+        target: str | None = super().get_redirect_target(resp)
+        if target and urlsplit(urljoin(resp.url, target)).scheme not in ("http", "https"):
+            raise requests.exceptions.InvalidSchema("a redirect to what is no http address")
+        return target
 
     def get_adapter(self, url: str) -> BaseAdapter:
         parts = urlsplit(url)

@@ -20,10 +20,12 @@ from imagebuild.files import only_one
 from imagebuild.sources.disk import DiskError, disk_errors, free_bytes, sync_folder, write_all
 from imagebuild.sources.download import ATTEMPTS, PROGRESS_BYTES, Progress, parse_content_range
 from imagebuild.sources.http import Http, TransferError
+from imagebuild.sources.pipconf import scrub
 from imagebuild.weights import manifest
 from imagebuild.weights.listing import Listing, WeightFile, hub_headers
 
 RESERVE = 1 << 30  # bytes that stay free: a full disk stops more than this fetch
+LOCK = ".weights.lock"
 _BLOCK = 1 << 20
 
 
@@ -70,7 +72,7 @@ def fetch(
         IntegrityError: a file has other bytes than its source says.
         EngineError: the network failed; what is there is kept for the next call.
     """
-    with only_one(folder / ".weights.lock", f"a fetch into {folder}"):
+    with only_one(folder / LOCK, f"a fetch into {folder}"):
         run = _Fetch(folder, http, token, progress)
         known = _known(folder)
         have: dict[str, tuple[int, str]] = {}
@@ -86,7 +88,7 @@ def fetch(
         have |= run.all(missing, jobs)
         manifest.write(folder, manifest.Manifest(listing.source, listing.revision,
                                                  listing.licence, have))  # fmt: skip
-    (folder / ".weights.lock").unlink(missing_ok=True)
+        (folder / LOCK).unlink(missing_ok=True)
     return Fetched(len(listing.files) - len(missing), len(missing), run.received)
 
 
@@ -112,6 +114,10 @@ class _Fetch:
     ) -> tuple[int, str] | None:
         """Size and sha256 of a file that is right already, else None."""
         path = self.folder / file.path
+        for place in (path, self._part(file)):
+            if place.is_dir():  # else it would be found once all is there
+                raise DiskError(f"{place}: expected a file or nothing, found a folder",
+                                hint="remove it, or name another folder with --to")  # fmt: skip
         if not path.is_file() or file.size not in (None, path.stat().st_size):
             return None
         with path.open("rb") as content:
@@ -129,7 +135,8 @@ class _Fetch:
         headers = {"Accept-Encoding": "identity"}
         with self.http.stream(file.url, what=file.path, headers=headers) as stream:
             said = stream.headers.get("Content-Length", "")
-        size = int(said) if said.isdecimal() else None
+            is_packed = "Content-Encoding" in stream.headers  # whose length is another
+        size = int(said) if said.isdecimal() and len(said) < 20 and not is_packed else None
         return WeightFile(file.path, file.url, size, file.sha256, file.git_sha1)
 
     def make_room(self, files: list[WeightFile]) -> None:
@@ -165,7 +172,7 @@ class _Fetch:
 
     def _one(self, file: WeightFile) -> tuple[int, str]:
         part, path = self._part(file), self.folder / file.path
-        with disk_errors(self.folder, file.size):
+        with disk_errors(self.folder, file.size, elsewhere="--to DIR"):
             part.parent.mkdir(parents=True, exist_ok=True)
             with part.open("ab+", buffering=0) as content:
                 had = _size(part)
@@ -178,7 +185,7 @@ class _Fetch:
             if not right:
                 part.unlink()
                 raise IntegrityError(
-                    f"{file.url}: expected hash {file.sha256 or file.git_sha1}, "
+                    f"{scrub(file.url)}: expected hash {file.sha256 or file.git_sha1}, "
                     f"found sha256 {found[1]}",
                     hint="a proxy or mirror changed it, or the source moved; run it again",
                 )
@@ -194,14 +201,17 @@ class _Fetch:
 
     def _fill(self, file: WeightFile, content: BinaryIO) -> None:
         failures = 0
+        furthest = content.seek(0, 2)
         while True:
             have = content.seek(0, 2)
             try:
                 self._receive(file, content, have)
                 return
             except TransferError:
-                reached = content.seek(0, 2)
-                failures = 1 if reached >= have + PROGRESS_BYTES else failures + 1
+                # Only what was never reached before is progress: starting again is not.
+                if (reached := content.seek(0, 2)) >= furthest + PROGRESS_BYTES:
+                    furthest, failures = reached, 0
+                failures += 1
                 if failures >= ATTEMPTS:
                     raise
                 self.http.sleep(failures)
@@ -221,20 +231,31 @@ class _Fetch:
             if stream.status != 206 or place is None or place[0] != have:
                 content.truncate(0)
                 if stream.status != 200:
-                    raise TransferError(f"{file.url}: expected to continue at byte {have}, found "
-                                        "that the server cannot")  # fmt: skip
+                    raise TransferError(f"{scrub(file.url)}: expected to continue at byte "
+                                        f"{have}, found that the server cannot")  # fmt: skip
                 have = 0
             for chunk in self._chunks(stream.chunks()):
                 have += len(chunk)
-                if file.size is not None and have > file.size:
-                    raise IntegrityError(f"{file.url}: expected {file.size} bytes, found more")
+                if file.size is None:
+                    self._keep_reserve()
+                elif have > file.size:
+                    raise IntegrityError(
+                        f"{scrub(file.url)}: expected {file.size} bytes, found more"
+                    )
                 write_all(content, chunk)
                 self.progress(file.path, have, file.size)
         if file.size is not None and have != file.size:
             raise TransferError(
-                f"{file.url}: expected {file.size} bytes, found that it ends after {have}",
+                f"{scrub(file.url)}: expected {file.size} bytes, found that it ends after {have}",
                 hint="run the same command again; it continues",
             )
+
+    def _keep_reserve(self) -> None:
+        """For a file whose size nobody says: it may have no end."""
+        if (free := free_bytes(self.folder)) < RESERVE:
+            raise DiskError(f"{self.folder}: expected to leave {RESERVE / 1e9:.1f} GB free, found "
+                            f"{free / 1e9:.1f} GB", hint="free some space, or name another folder "
+                            "with --to")  # fmt: skip
 
     def _chunks(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
         for chunk in chunks:

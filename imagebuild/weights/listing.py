@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 from imagebuild.errors import EngineError, IntegrityError, UsageError
 from imagebuild.sources.http import Http, Reply
@@ -20,6 +20,9 @@ SUMS = "SHA256SUMS"
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _SUM = re.compile(r"([0-9a-f]{64}) [ *](.+)")
 _NEXT = re.compile(r'<([^>]+)>\s*;\s*rel="?next"?')
+_LONGEST_NAME = 255 - len(".part")  # bytes, on Linux
+_MOST_FILES = 100_000  # of a checkpoint; a hub that lists more does not end
+RECORD = "weights.json"  # ours, of an earlier fetch; never a file of the checkpoint
 
 
 @dataclass(frozen=True)
@@ -96,8 +99,10 @@ def hub_headers(token: str | None) -> dict[str, str]:
 def checked_path(text: str, where: str) -> str:
     """A relative path that stays below its folder. Raises IntegrityError."""
     path = PurePosixPath(text)
-    bad = not text or path.is_absolute() or ".." in path.parts or "\\" in text or "\0" in text
-    if bad or str(path) != text or text.startswith("."):
+    # isprintable: neither lone surrogates, which are no file name, nor codes of a terminal.
+    bad = path.is_absolute() or ".." in path.parts or "\\" in text or not text.isprintable()
+    bad = bad or any(len(part.encode()) > _LONGEST_NAME for part in path.parts)
+    if bad or not text or str(path) != text or text.startswith("."):
         raise IntegrityError(f"{where}: expected names of files below the checkpoint, "
                              f"found {text!r}")  # fmt: skip
     return text
@@ -130,20 +135,24 @@ def _pages(
     http: Http, url: str, where: str, headers: dict[str, str]
 ) -> Iterator[dict[str, object]]:
     seen: set[str] = set()
+    count = 0
     next_page: str | None = url
-    while next_page and next_page not in seen:
+    while next_page:
+        if next_page in seen or count > _MOST_FILES:
+            raise IntegrityError(f"{where}: expected a list of files that ends, found none")
         seen.add(next_page)
         reply = _ask(http, next_page, f"the files of {where}", headers)
         entries = _json(reply, where)
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             raise IntegrityError(f"{where}: expected a list of files, found other JSON")
         yield from entries
+        count += len(entries)
         match = _NEXT.search(reply.headers.get("Link", ""))
-        next_page = match[1] if match else None
-        # A token goes to the host that it is for.
-        if next_page and urlsplit(next_page).netloc != urlsplit(url).netloc:
+        next_page = urljoin(next_page, match[1]) if match else None
+        # A token goes to the host that it is for, and by no weaker scheme.
+        if next_page and urlsplit(next_page)[:2] != urlsplit(url)[:2]:
             raise IntegrityError(f"{where}: expected the next page on the same host, "
-                                 f"found {urlsplit(next_page).netloc}")  # fmt: skip
+                                 f"found {scrub(next_page)}")  # fmt: skip
 
 
 def _hub_file(entry: dict[str, object], base: str, where: str) -> WeightFile:
@@ -190,7 +199,7 @@ def _from_folder(folder: Path) -> Listing:
                                       path.relative_to(folder).parts)
     }  # fmt: skip
     files = [WeightFile(path, (folder / path).resolve().as_uri(), (folder / path).stat().st_size,
-                        sums.get(path)) for path in paths if path != "weights.json"]  # fmt: skip
+                        sums.get(path)) for path in paths]  # fmt: skip
     return Listing(str(folder), None, "not said by a folder", _sorted(files, str(folder)))
 
 
@@ -209,17 +218,24 @@ def _sums(body: bytes, where: str) -> dict[str, str]:
                 f"{where}, line {number}: expected a hash and a name, found {line[:80]!r}"
             )
         path = checked_path(match[2].removeprefix("./"), f"{where}, line {number}")
+        if path == SUMS:
+            continue  # `sha256sum * > SHA256SUMS`, for the second time
         if found.setdefault(path, match[1]) != match[1]:
             raise IntegrityError(f"{where}, line {number}: expected one hash of {path}, found two")
     return found
 
 
 def _sorted(files: list[WeightFile], where: str) -> tuple[WeightFile, ...]:
+    # In a folder that was fetched itself, or in its SHA256SUMS.
+    files = [file for file in files if file.path != RECORD]
     if not files:
         raise IntegrityError(f"{where}: expected the files of a checkpoint, found none")
     by_path = {file.path: file for file in files}
     if len(by_path) != len(files):
         raise IntegrityError(f"{where}: expected each file once, found some twice")
+    if parts := sorted(path for path in by_path if path.endswith(".part")):
+        raise IntegrityError(f"{where}: expected whole files, found {', '.join(parts[:5])}",
+                             hint="a fetch into it did not end; run that again")  # fmt: skip
     return tuple(by_path[path] for path in sorted(by_path))
 
 
@@ -239,6 +255,6 @@ def _ask(http: Http, url: str, what: str, headers: dict[str, str]) -> Reply:
 def _json(reply: Reply, where: str) -> object:
     try:
         return json.loads(reply.body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EngineError(f"{where}: expected JSON of a model hub, found {reply.body[:60]!r}",
                           hint="HF_ENDPOINT names the hub's address") from error  # fmt: skip

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from imagebuild.errors import IntegrityError, UsageError
 from imagebuild.files import write_atomically
-from imagebuild.weights.listing import checked_path
+from imagebuild.weights.listing import RECORD, checked_path
 
-NAME = "weights.json"
+NAME = RECORD
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def read(folder: Path) -> Manifest:
         if content["schema"] != 1:
             raise ValueError(f"schema {content['schema']}")
         return Manifest(str(content["source"]), content["revision"], str(content["licence"]), files)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise IntegrityError(f"{path}: expected the record of `weights fetch`, found that it is "
                              f"malformed ({error})", hint="fetch again") from error  # fmt: skip
 

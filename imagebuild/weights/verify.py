@@ -92,7 +92,7 @@ def _shard(folder: Path, path: str) -> list[Problem]:
             ends = [entry["data_offsets"][1] for name, entry in header.items()
                     if name != "__metadata__"]  # fmt: skip
             wanted = 8 + length + max(ends, default=0)
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
             return [Problem(path, "a safetensors header", "one that cannot be read")]
     return [] if wanted == size else [Problem(path, f"{wanted} bytes by its header", f"{size}")]
 
@@ -100,7 +100,7 @@ def _shard(folder: Path, path: str) -> list[Problem]:
 def _index(folder: Path, files: set[str]) -> list[Problem]:
     try:
         named = set(json.loads((folder / INDEX).read_bytes())["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return [Problem(INDEX, "a weight_map", "none that can be read")]
     return [Problem(path, f"a shard that {INDEX} names", "none")
             for path in sorted(map(str, named - files))]  # fmt: skip

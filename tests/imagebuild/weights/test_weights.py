@@ -13,9 +13,12 @@ import pytest
 
 from imagebuild.cli import main
 from imagebuild.commands import weights
+from imagebuild.files import only_one
 from imagebuild.sources import disk
+from imagebuild.sources.http import Http
 from imagebuild.sources.pipconf import PipSettings, read_settings
 from imagebuild.weights import fetch as fetching
+from imagebuild.weights import listing
 from tests.support.wheels import noise
 
 COMMIT = "a" * 40
@@ -52,6 +55,11 @@ class Hub:
         changed: names whose bytes are other ones than the hub says.
         token: asked for where set.
         licence: of the model card.
+        link: what a page says of the next one; `last` is then the last page.
+        redirect: where files are instead.
+        always: after how many bytes every answer with a file breaks off.
+        packed: files come without a length.
+        model: what is said of the model, where not a description.
         asked: (path, Range, Authorization) of each request.
     """
 
@@ -61,6 +69,12 @@ class Hub:
     token: str = ""
     licence: str | None = "mit"
     ranges: bool = True
+    link: str = ""
+    last: int | None = None
+    redirect: str = ""
+    always: int | None = None
+    packed: bool = False
+    model: bytes = b""
     sums: bytes | None = None
     asked: list[tuple[str, str, str]] = field(default_factory=list)
     url: str = ""
@@ -92,18 +106,25 @@ class _Handler(BaseHTTPRequestHandler):
             self.answer(401, b"")
         elif path == f"/api/models/{NAME}/revision/main":
             card = {"license": hub.licence} if hub.licence else {}
-            self.answer(200, json.dumps({"sha": COMMIT, "cardData": card}).encode())
+            said = json.dumps({"sha": COMMIT, "cardData": card}).encode()
+            self.answer(200, hub.model or said)
         elif path == f"/api/models/{NAME}/tree/{COMMIT}":
             entries = hub.tree()
             page = int(query.partition("page=")[2] or 0)
             more = {"Link": f'<{hub.url}{path}?recursive=true&page={page + 1}>; rel="next"'}
             last = (page + 1) * 3 >= len(entries)
+            if hub.link:
+                more, last = {"Link": f'{hub.link}; rel="next"'}, page == hub.last
             body = json.dumps(entries[page * 3 : page * 3 + 3]).encode()
             self.answer(200, body, {} if last else more)
         elif path == "/plain/SHA256SUMS" and hub.sums is not None:
             self.answer(200, hub.sums)
         elif path.startswith(f"/{NAME}/resolve/{COMMIT}/"):
-            self.file(hub, path.removeprefix(f"/{NAME}/resolve/{COMMIT}/"))
+            name = path.removeprefix(f"/{NAME}/resolve/{COMMIT}/")
+            if hub.redirect:
+                self.answer(302, b"", {"Location": hub.redirect + name})
+            else:
+                self.file(hub, name)
         elif path.startswith("/plain/"):
             self.file(hub, path.removeprefix("/plain/"))
         else:
@@ -121,7 +142,13 @@ class _Handler(BaseHTTPRequestHandler):
         if asked and hub.ranges:
             start = int(asked.removeprefix("bytes=").rstrip("-"))
         headers = {"Content-Range": f"bytes {start}-{len(body) - 1}/{len(body)}"} if start else {}
-        cut = hub.drop.pop(name, None)
+        cut = hub.drop.pop(name, hub.always)
+        if hub.packed:
+            self.send_response(200)
+            self.send_header("Connection", "close")
+            self.end_headers()
+            self.wfile.write(body)
+            return
         self.answer(206 if start else 200, body[start:], headers, cut)
 
     def answer(self, status: int, body: bytes, headers: dict[str, str] | None = None,
@@ -351,3 +378,158 @@ class TestVerify:
         (tmp_path / "weights.json").write_text('{"schema": 1, "files": {"a": {"size": -1}}}')
         assert self.verify(tmp_path) == 4
         assert "Traceback" not in capfd.readouterr().err
+
+
+class TestHostileHubs:
+    def test_pages_that_loop(self, hub: Hub, tmp_path: Path, capfd) -> None:
+        hub.link = f"<{hub.url}/api/models/{NAME}/tree/{COMMIT}?recursive=true>"
+        assert fetch(tmp_path / "w") == 4
+        assert "expected a list of files that ends" in capfd.readouterr().err
+
+    def test_pages_without_end(self, hub: Hub, tmp_path: Path, monkeypatch, capfd) -> None:
+        monkeypatch.setattr(listing, "_MOST_FILES", 3)
+        assert fetch(tmp_path / "w") == 4
+        assert "expected a list of files that ends" in capfd.readouterr().err
+
+    @pytest.mark.parametrize("link", [
+        "<file:///etc/passwd>", "<//localhost/x>", "<https://127.0.0.1/x>",
+        "<http://user:hunter2@elsewhere/x>",
+    ])  # fmt: skip
+    def test_the_next_page_is_on_the_same_host(self, hub: Hub, tmp_path: Path, capfd,
+                                               link: str) -> None:  # fmt: skip
+        hub.link = link
+        assert fetch(tmp_path / "w") == 4
+        err = capfd.readouterr().err
+        assert "expected the next page on the same host" in err and "hunter2" not in err
+
+    def test_the_next_page_may_be_relative(self, hub: Hub, tmp_path: Path) -> None:
+        hub.link = "<?recursive=true&page=1>"
+        hub.last = 1
+        assert fetch(tmp_path / "w") == 0
+        assert content(tmp_path / "w") == FILES
+
+    def test_a_redirect_to_another_host_has_no_token(self, hub: Hub, tmp_path: Path,
+                                                     monkeypatch) -> None:  # fmt: skip
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+        hub.redirect = f"{hub.url.replace('127.0.0.1', 'localhost')}/plain/"
+        assert fetch(tmp_path / "w") == 0
+        with_token = {path for path, _, said in hub.asked if "hf_secret" in said}
+        assert with_token and not any(path.startswith("/plain/") for path in with_token)
+        assert content(tmp_path / "w") == FILES
+
+    def test_a_redirect_to_a_file_of_this_machine(self, hub: Hub, tmp_path: Path, capfd) -> None:
+        for name, body in FILES.items():
+            (tmp_path / "here" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "here" / name).write_bytes(body)
+        hub.redirect = f"file://{tmp_path}/here/"
+        assert fetch(tmp_path / "w") == 5
+        assert "the address is malformed" in capfd.readouterr().err
+        assert not any(content(tmp_path / "w").values())
+
+    @pytest.mark.parametrize("name", ["a\ud800", "a\x1b[2J", "a\nb", "x" * 251, "y/" + "é" * 126])
+    def test_names_that_no_disk_or_terminal_takes(self, hub: Hub, tmp_path: Path, capfd,
+                                                  name: str) -> None:  # fmt: skip
+        hub.files[name] = b"x"
+        assert fetch(tmp_path / "w") == 4
+        err = capfd.readouterr().err
+        assert "expected names of files below the checkpoint" in err and "\x1b" not in err
+
+    def test_a_part_is_no_file_of_a_checkpoint(self, hub: Hub, tmp_path: Path, capfd) -> None:
+        hub.files["config.json.part"] = b"x"
+        assert fetch(tmp_path / "w") == 4
+        assert "expected whole files, found config.json.part" in capfd.readouterr().err
+
+    def test_json_of_any_depth(self, hub: Hub, tmp_path: Path, capfd) -> None:
+        hub.model = b"[" * 200_000
+        assert fetch(tmp_path / "w") == 5
+        assert "expected JSON of a model hub" in capfd.readouterr().err
+        assert fetch(tmp_path / "w", source="a/b\n") == 2
+
+    def test_a_server_that_never_gets_on(self, hub: Hub, tmp_path: Path, monkeypatch) -> None:
+        """It always breaks off after the same bytes, and cannot continue."""
+        monkeypatch.setattr(Http, "sleep", lambda self, attempt: None)
+        hub.ranges = False
+        hub.always = 1_200_000
+        assert fetch(tmp_path / "w") == 5
+        asked = [path for path, *_ in hub.asked if path.endswith("00001.safetensors")]
+        assert len(asked) < 10
+
+    @pytest.mark.parametrize("token", ["hf_sec ret", "hf_secr\u0113t", "hf_sec\nret"])
+    def test_a_token_that_is_none_is_not_shown(self, hub: Hub, tmp_path: Path, monkeypatch,
+                                               capfd, token: str) -> None:  # fmt: skip
+        monkeypatch.setenv("HF_TOKEN", token)
+        assert fetch(tmp_path / "w") == 2
+        assert "hf_sec" not in capfd.readouterr().err and hub.asked == []
+
+    def test_a_token_with_the_end_of_its_line(self, hub: Hub, tmp_path: Path, monkeypatch) -> None:
+        hub.token = "hf_secret"
+        monkeypatch.setenv("HF_TOKEN", "hf_secret\n")
+        assert fetch(tmp_path / "w") == 0
+
+    def test_a_login_in_an_address_is_not_shown(self, hub: Hub, tmp_path: Path, capfd) -> None:
+        hub.sums = TestMirrors().sums()
+        hub.changed.add("config.json")
+        source = hub.url.replace("//", "//user:hunter2@")
+        assert fetch(tmp_path / "w", source=f"{source}/plain") == 4
+        assert "hunter2" not in capfd.readouterr().err
+
+    def test_a_file_without_a_size_leaves_the_reserve(self, hub: Hub, tmp_path: Path, monkeypatch,
+                                                      capfd) -> None:  # fmt: skip
+        hub.sums = TestMirrors().sums()
+        hub.packed = True
+        free = iter([fetching.RESERVE * 2] + [fetching.RESERVE - 1] * 99)
+        monkeypatch.setattr(fetching, "free_bytes", lambda _: next(free))
+        assert fetch(tmp_path / "w", "--jobs", "1", source=f"{hub.url}/plain") == 5
+        assert "GB free" in capfd.readouterr().err
+
+
+class TestFolders:
+    def test_a_mirror_of_what_was_fetched(self, hub: Hub, tmp_path: Path) -> None:
+        """`sha256sum *` there names our record, and its own file the second time."""
+        none = hashlib.sha256(b"").hexdigest().encode()
+        hub.sums = TestMirrors().sums() + none + b"  weights.json\n" + none + b"  SHA256SUMS\n"
+        assert fetch(tmp_path / "w", source=f"{hub.url}/plain") == 0
+        assert main(["weights", "verify", str(tmp_path / "w")]) == 0
+
+    def test_a_source_whose_fetch_did_not_end(self, hub: Hub, tmp_path: Path, capfd) -> None:
+        (tmp_path / "s").mkdir()
+        (tmp_path / "s/config.json").write_bytes(b"{}")
+        (tmp_path / "s/model.safetensors.part").write_bytes(b"half")
+        assert fetch(tmp_path / "w", source=str(tmp_path / "s")) == 4
+        assert "found model.safetensors.part" in capfd.readouterr().err
+
+    @pytest.mark.parametrize("place", ["model-00001.safetensors", "model-00001.safetensors.part"])
+    def test_a_folder_in_the_way_is_found_first(self, hub: Hub, tmp_path: Path, capfd,
+                                                place: str) -> None:  # fmt: skip
+        (tmp_path / "w" / place).mkdir(parents=True)
+        assert fetch(tmp_path / "w") == 5
+        assert "expected a file or nothing, found a folder" in capfd.readouterr().err
+        assert not [path for path, *_ in hub.asked if "/resolve/" in path]
+
+    def test_a_file_where_the_folder_should_be(self, hub: Hub, tmp_path: Path, capfd) -> None:
+        (tmp_path / "w").write_text("mine")
+        assert fetch(tmp_path / "w") == 5
+        assert (tmp_path / "w").read_text() == "mine"
+
+    def test_one_fetch_at_a_time(self, hub: Hub, tmp_path: Path, capfd) -> None:
+        with only_one(tmp_path / "w" / fetching.LOCK, "a fetch"):
+            assert fetch(tmp_path / "w") == 5
+        assert "is under way in another process" in capfd.readouterr().err
+
+    @pytest.mark.parametrize("record", [b"[" * 200_000, b"{}", b"\xff", b'{"files": 3}'])
+    def test_a_record_that_is_none(self, tmp_path: Path, capfd, record: bytes) -> None:
+        (tmp_path / "weights.json").write_bytes(record)
+        assert main(["weights", "verify", str(tmp_path)]) == 4
+        assert "malformed" in capfd.readouterr().err
+
+    def test_kill_at_any_point_is_resumed(self, hub: Hub, tmp_path: Path, monkeypatch) -> None:
+        """Whatever was written when it died: no wrong file has its name, and the next call ends."""
+        body = FILES["model-00001.safetensors"]
+        for cut in (0, 1, len(body) // 2, len(body) - 1, len(body)):
+            folder = tmp_path / str(cut)
+            folder.mkdir()
+            (folder / "model-00001.safetensors.part").write_bytes(body[:cut])
+            (folder / ".weights.lock").write_bytes(b"")
+            assert fetch(folder) == 0
+            assert content(folder) == FILES
