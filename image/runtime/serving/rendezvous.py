@@ -3,7 +3,8 @@
 Each worker holds one TCP connection to the head, from joining to the end. A frame is a line of
 JSON. The worker sends {"hello": ...}; once all ranks are there, the head answers {"welcome": ...}
 or {"refused": [sentence, ...], "code": exit code}. After that either side sends
-{"leave": sentence}, or just goes.
+{"leave": sentence}, or just goes; the connection lasts until one side closes it, which says that it
+has ended.
 """
 
 from __future__ import annotations
