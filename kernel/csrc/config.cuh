@@ -26,6 +26,14 @@ constexpr int kThreads = kWarps * 32;
 constexpr int kColumns = kWidth / kWarps;  // of the output, for one warp
 constexpr int kQueryRowBytes = kWidth * 2;
 
+// Named in the compiler's error with the number found, where it is too large.
+template <int kBytes>
+struct SharedMemory {
+  static_assert(kBytes <= GLM53_SPARSE_MLA_MAX_SHARED,
+                "a block needs more shared memory than sm_120 and sm_121 have (101,376 bytes)");
+  static constexpr int bytes = kBytes;
+};
+
 template <bool kIsFp8_, int kHeadTiles_, int kHalves_, int kKeys_, int kStages_>
 struct Config {
   static constexpr bool kIsFp8 = kIsFp8_;
@@ -70,7 +78,7 @@ struct Config {
   static_assert(kHeadTiles * kHalves * kKeyGroups == kWarps);
   static_assert(kWarpKeys % 8 == 0 && kKeys % 16 == 0 && kKeys % kWarps == 0);
   static_assert(kStages >= 2 && kEarlyTiles >= 0);
-  static_assert(kSharedBytes <= GLM53_SPARSE_MLA_MAX_SHARED);
+  static_assert(SharedMemory<kSharedBytes>::bytes > 0);
 };
 
 // Stages are what fits. A wider fp8 tile has the bytes of a bf16 one and pays half the barriers a

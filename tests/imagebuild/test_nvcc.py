@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from imagebuild import nvcc
-from imagebuild.config import ROOT
 from imagebuild.errors import BrokenError, EngineError, UsageError
 from imagebuild.verify import fatbin
 from tests.support.verify_site import flashkda_library
@@ -107,18 +106,29 @@ def test_gate_on_the_processor(tmp_path: Path) -> None:
 def test_real_compilation_is_repeatable_and_plain(tmp_path: Path, platform: str) -> None:
     if platform == "linux/arm64" and not CROSS:
         pytest.skip("needs g++-aarch64-linux-gnu")
+    # The whole kernel is compiled twice in tests/kernel/build.
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "k.cu").write_text(
+        "#include <cuda_runtime.h>\n"
+        "static __global__ void fill(int* p) { p[threadIdx.x] = 1; }\n"
+        'extern "C" __attribute__((visibility("default"))) void glm53_fill(int* p) {\n'
+        "  fill<<<1, 32>>>(p);\n}\n"
+    )
     digests = set()
     for name in ("one", "two"):
-        built = nvcc.build(ROOT / "kernel" / "csrc", tmp_path / name / "k.so", platform)
+        built = nvcc.build(source, tmp_path / name / "k.so", platform)
+        assert {one.target for one in built.kernels} == set(nvcc.CUBINS)
         data = built.path.read_bytes()
         digests.add(hashlib.sha256(data).hexdigest())
     assert len(digests) == 1
     assert built.targets == ("sm_90a", "sm_120a", "sm_121a", "compute_120")
     assert all(fatbin.runs_on(fatbin.device_code(data), arch) for arch in ("sm_120", "sm_121"))
-    assert b"glm53_sparse_mla_forward" in data
+    assert b"glm53_fill" in data
     assert not [word for word in (b"libtorch", b"libc10", b"Py_", str(tmp_path).encode())
                 if word in data]  # fmt: skip
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".so"]
+    left = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".so"]
+    assert left == [source / "k.cu"]
 
 
 @needs_nvcc
