@@ -65,12 +65,15 @@ def serve(context: Context) -> int:
 
 
 def _key(file: str | None) -> str | None:
-    if not file:
-        return os.environ.get("OPENAI_API_KEY") or None
+    where = file or "OPENAI_API_KEY"
     try:
-        return Path(file).read_text("utf-8").strip()
+        text = Path(file).read_text("utf-8") if file else os.environ.get(where, "")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file}: expected a file with an API key, found {error}") from error
+    key = text.strip()
+    if not key.isascii() or not key.isprintable() or " " in key:  # else a header cannot have it
+        raise UsageError(f"{where}: expected an API key on one line, found something else")
+    return key or None
 
 
 def _rows(levels: Sequence[Level]) -> list[dict[str, Any]]:
@@ -126,6 +129,10 @@ def _baseline(file: str) -> list[dict[str, Any]]:
         levels = content["servers"][0]["levels"]
         if content["schema"] != 1 or not all(isinstance(row["concurrency"], int) for row in levels):
             raise ValueError("another schema")
+        if any(not isinstance(row.get(name), (int, float, type(None)))
+               for row in levels for name in _FIGURES):  # fmt: skip
+            raise ValueError("figures that are no numbers")
         return list(levels)
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError,
+            RecursionError) as error:  # fmt: skip
         raise UsageError(f"{file}: expected what --output wrote, found {error!r}") from error

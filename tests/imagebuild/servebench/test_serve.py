@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import re
+import socket
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from imagebuild.cli import main
+from imagebuild.errors import EngineError
+from imagebuild.servebench import client
 from imagebuild.servebench.client import Answer, FailedRequestError, Server
 from imagebuild.servebench.load import Level, Run, Shape, measure, prompt
 from tests.support.openai_server import OpenAiServer
@@ -177,3 +183,111 @@ class TestFigures:
     def test_v1_is_taken_off(self, server: OpenAiServer) -> None:
         made = Server(server.url + "/v1/", model="m", key=None, timeout=5)
         assert made.url == server.url and made.ask("hello", 3).tokens == 3
+
+
+class Raw:
+    """A server that answers each chat request with the same bytes, and again and again if asked."""
+
+    def __init__(self, head: bytes, piece: bytes = b"") -> None:
+        self.head, self.piece = head, piece
+
+    def __enter__(self) -> Raw:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+        return self
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._socket.accept()
+                with connection, contextlib.suppress(OSError):
+                    connection.recv(65536)
+                    connection.sendall(self.head)
+                    while self.piece:
+                        connection.sendall(self.piece)
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join()
+
+
+OK = b"HTTP/1.1 200 OK\r\n\r\n"
+TOKEN = b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n'
+
+
+class TestHostileServers:
+    @pytest.mark.parametrize(("head", "piece", "timeout", "found"), [
+        (OK, b": ping\n\n", 0.2, "it sent no token in time"),
+        (OK, TOKEN, 60, "it does not end after the 3 tokens asked for"),
+        (OK, b"x" * 1024, 60, "it sends a line without end"),
+        (OK + b"data: " + b"[" * 100_000 + b"\n\n", b"", 60, "it sends no JSON"),
+        (OK + b"data: [1]\n\n", b"", 60, "it sends b'[1]'"),
+        (OK + TOKEN, b"", 60, "its stream ends without"),
+        (b"HTTP/1.1 429 Busy\r\n\r\n", b"busy \xff\x1b ", 60, "it answers 429: busy"),
+        (b"SSH-2.0\r\n", b"", 60, "broke off"),
+    ])  # fmt: skip
+    def test_every_request_ends_in_a_sentence(
+        self, monkeypatch, head, piece, timeout, found
+    ) -> None:
+        monkeypatch.setattr(client, "_LARGEST", 1 << 20)
+        with Raw(head, piece) as raw:
+            made = Server(raw.url, model="m", key=None, timeout=timeout)
+            with pytest.raises(FailedRequestError, match=re.escape(found)):
+                made.ask("hello", 3)
+
+    @pytest.mark.parametrize("usage", [
+        "null", "3", '{"completion_tokens": null}', '{"completion_tokens": true}',
+        '{"completion_tokens": -5}', '{"completion_tokens": 1' + "0" * 400 + "}",
+    ])  # fmt: skip
+    def test_a_count_that_is_none_is_not_taken(self, usage: str) -> None:
+        said = TOKEN + b'data: {"choices": [], "usage": %s}\n\ndata: [DONE]\n' % usage.encode()
+        with Raw(OK + said) as raw:
+            answer = Server(raw.url, model="m", key=None, timeout=5).ask("hello", 3)
+        assert (answer.tokens, answer.is_counted) == (1, False)
+
+    @pytest.mark.parametrize("name", ["reasoning", "reasoning_content", "tool_calls"])
+    def test_all_that_a_model_says_counts(self, name: str) -> None:
+        said = b'data: {"choices": [{"delta": {"%s": ["x"]}}]}\r\n\r\ndata: [DONE]' % name.encode()
+        with Raw(OK + said) as raw:
+            assert Server(raw.url, model="m", key=None, timeout=5).ask("hello", 3).tokens == 1
+
+    def test_a_busy_server_refuses_no_parameter(self, server: OpenAiServer, capfd) -> None:
+        server.behaviour.fail = 429
+        assert bench(server.url) == 5
+        assert "it answers 429" in capfd.readouterr().err and "ignore_eos" not in str(server.asked)
+
+    @pytest.mark.parametrize("text", ["1.2.3", "NaN", "1e999", "e+", "."])
+    def test_counters_that_are_none(self, text: str) -> None:
+        assert client._metric(f"vllm:x {text}\n", "vllm:x") is None
+        assert client._metric('vllm:x{a="b"} 1.5e+03\nvllm:x 2.0\n', "vllm:x") == 1502.0
+
+    @pytest.mark.parametrize("page", [b"[" * 100_000, b"{}", b'{"data": []}', b"\xff"])
+    def test_models_that_are_none(self, page: bytes) -> None:
+        with Raw(OK + page) as raw, pytest.raises(EngineError, match="expected a model"):
+            Server(raw.url, model=None, key=None, timeout=5)
+
+    def test_a_page_without_end(self, monkeypatch) -> None:
+        monkeypatch.setattr(client, "_LARGEST", 1 << 20)
+        with Raw(OK, b"x" * 65536) as raw, pytest.raises(EngineError, match="found no end of it"):
+            Server(raw.url, model=None, key=None, timeout=60)
+
+    @pytest.mark.parametrize("key", ["a b", "k\u0113y", "one\ntwo"])
+    def test_a_key_that_is_none_is_not_shown(self, monkeypatch, capfd, key: str) -> None:
+        monkeypatch.setenv("OPENAI_API_KEY", key)
+        assert bench("http://127.0.0.1:9") == 2
+        err = capfd.readouterr().err
+        assert "OPENAI_API_KEY: expected an API key on one line" in err and key not in err
+
+    @pytest.mark.parametrize("levels", ['[{"concurrency": 1, "ttft": "x"}]', '"x"', "[[1]]"])
+    def test_a_baseline_of_other_figures(self, tmp_path: Path, capfd, levels: str) -> None:
+        file = tmp_path / "a.json"
+        file.write_text(f'{{"schema": 1, "servers": [{{"levels": {levels}}}]}}')
+        assert bench("http://127.0.0.1:9", "--baseline", str(file)) == 2
+        assert "expected what --output wrote" in capfd.readouterr().err
+
+    def test_an_address_that_is_none(self, capfd) -> None:
+        assert bench("http://[::1") == 2
+        assert "expected http://HOST:PORT" in capfd.readouterr().err
