@@ -18,6 +18,7 @@ def run(context: Context) -> int:
     for host in hosts:
         shipping.address(host)  # a malformed one stops before anything is sent
     lock = threading.Lock()
+    running = shipping.Running()
     results: dict[str, shipping.Shipped | BuildError] = {}
     with console.progress() as progress:
 
@@ -28,13 +29,18 @@ def run(context: Context) -> int:
         def one(host: str) -> None:
             try:
                 results[host] = shipping.ship(
-                    image, host, console.command, show, compress=arguments.compress
+                    image, host, console.command, show, compress=arguments.compress, running=running
                 )
             except BuildError as error:
                 results[host] = error
 
         with ThreadPoolExecutor(max_workers=arguments.jobs) as pool:
-            list(pool.map(one, hosts))
+            try:
+                list(pool.map(one, hosts))
+            except BaseException:
+                # Ctrl-C: else it would wait until the last byte had been sent.
+                running.stop()
+                raise
     failed = {host: result for host, result in results.items() if isinstance(result, BuildError)}
     for host in hosts:
         result = results[host]

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,17 +19,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
+from urllib.parse import urlsplit
 
 from imagebuild.engines.docker import Echo
 from imagebuild.engines.failure import last_line
 from imagebuild.errors import BrokenError, EngineError, UsageError
 from imagebuild.sources.disk import DiskError
+from imagebuild.sources.pipconf import scrub
 
 # An unpacked layer stands beside its packed form while it is loaded.
 _UNPACKED = 2.2
 _BLOCK = 1 << 20
 _COMPRESS_LEVEL = 3
 _NAME = re.compile(r"(?:[\w.-]+@)?[\w.-]+(?::\d+)?")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 Progress = Callable[[str, int, int | None], None]
 
 
@@ -71,15 +75,53 @@ class Shipped:
 def address(host: str) -> str:
     """The engine's address for a host: a name is reached by ssh. Raises UsageError."""
     if "://" in host:
+        try:
+            parts = urlsplit(host)
+            is_known = parts.scheme in ("ssh", "tcp", "unix", "http", "https", "fd", "npipe")
+            is_known = is_known and not parts.netloc.startswith("-")  # ssh would take an option
+            if parts.scheme == "ssh":
+                is_known = is_known and bool(parts.hostname) and (parts.port or 1) > 0
+        except ValueError:
+            is_known = False
+        if not is_known:
+            raise UsageError(f"{scrub(host)!r}: expected an engine's address such as ssh://box2, "
+                             "found none")  # fmt: skip
         return host
     if not _NAME.fullmatch(host) or host.startswith("-"):
         raise UsageError(f"{host!r}: expected a host such as box2 or user@10.0.0.2, found none")
     return f"ssh://{host}"
 
 
+class Running:
+    """The processes of all streams, so that an end of ours is also theirs."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._is_stopped = False
+
+    def start(self, command: Sequence[str], **streams: int) -> subprocess.Popen[bytes]:
+        """Starts one. Raises EngineError after `stop`."""
+        with self._lock:
+            if self._is_stopped:
+                raise EngineError("expected to send on, found that it was stopped")
+            process = subprocess.Popen(command, **streams)
+            self._processes.add(process)
+            return process
+
+    def stop(self) -> None:
+        """Ends all that run; nothing can be started any more."""
+        with self._lock:
+            self._is_stopped = True
+            for process in self._processes:
+                with contextlib.suppress(OSError):
+                    process.terminate()
+
+
 def ship(
-    image: str, host: str, echo: Echo, progress: Progress, *, compress: bool = False
-) -> Shipped:
+    image: str, host: str, echo: Echo, progress: Progress, *, compress: bool = False,
+    running: Running | None = None,
+) -> Shipped:  # fmt: skip
     """Makes `host` have `image` under the same name.
 
     Args:
@@ -88,14 +130,17 @@ def ship(
         echo: is told every command that changes something.
         progress: is told how much was sent.
         compress: send zstd, which pays on slow links.
+        running: knows the processes, and can end them.
 
     Raises:
-        UsageError: the image is not here.
+        UsageError: the image is not here, or its name is none.
         DiskError: too little space there, found before a byte is sent.
         EngineError: a command failed.
         BrokenError: what arrived is another image.
     """
     where = address(host)
+    if not _IMAGE.fullmatch(image):
+        raise UsageError(f"{image!r}: expected the name of an image, found none")
     here = _inspect([], image)
     if here is None:
         raise UsageError(f"{image}: expected an image of this machine's engine, found none",
@@ -105,7 +150,7 @@ def ship(
         return Shipped(host, there.id, True, 0)
     _require_space(host, where, here)
     sent = _stream(image, where, here.size, echo, lambda done, total: progress(host, done, total),
-                   compress=compress)  # fmt: skip
+                   compress=compress, running=running or Running())  # fmt: skip
     arrived = _inspect(["--host", where], image)
     if arrived is None or not here.is_same(arrived):
         found = arrived.id if arrived else "none"
@@ -116,7 +161,7 @@ def ship(
 
 def _docker(where: Sequence[str], *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [_program(), *where, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
 
 
 def _program() -> str:
@@ -130,13 +175,17 @@ def _inspect(where: Sequence[str], image: str) -> Image | None:
     done = _docker(where, "image", "inspect", "--format", "{{json .}}", image)
     if done.returncode != 0:
         said = last_line(done.stderr)
-        if "no such" in said.lower():
+        if re.search(r"no such (image|object)", said, re.IGNORECASE):
             return None
         raise EngineError(f"{' '.join(where) or 'docker'}: expected an engine, found: {said}",
                           hint=_reach(where))  # fmt: skip
-    found: dict[str, Any] = json.loads(done.stdout)
-    layers = (found.get("RootFS") or {}).get("Layers") or []
-    return Image(str(found["Id"]), tuple(map(str, layers)), int(found.get("Size") or 0))
+    try:
+        found: dict[str, Any] = json.loads(done.stdout)
+        layers = (found.get("RootFS") or {}).get("Layers") or []
+        return Image(str(found["Id"]), tuple(map(str, layers)), int(found.get("Size") or 0))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EngineError(f"{' '.join(where) or 'docker'}: expected what it knows of {image}, "
+                          f"found {done.stdout[:80]!r}") from error  # fmt: skip
 
 
 def _reach(where: Sequence[str]) -> str | None:
@@ -168,10 +217,18 @@ def _free(where: str, root: str) -> int | None:
         return shutil.disk_usage(folder if folder.exists() else "/").free
     if not where.startswith("ssh://"):
         return None
-    name, _, port = where.removeprefix("ssh://").partition(":")
-    ports = ["-p", port] if port else []
-    command = ["ssh", "-o", "BatchMode=yes", *ports, name, "df", "-B1", "--output=avail", root]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    parts = urlsplit(where)
+    user = f"{parts.username}@" if parts.username else ""
+    name = f"{user}{parts.hostname}"
+    ports = ["-p", str(parts.port)] if parts.port else []
+    # ssh joins the words to a line for the shell there.
+    command = ["ssh", "-o", "BatchMode=yes", *ports, "--", name, "df", "-B1", "--output=avail",
+               shlex.quote(root)]  # fmt: skip
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace",
+                              check=False)  # fmt: skip
+    except OSError as error:
+        raise EngineError(f"ssh: expected the command, found {error.strerror}") from error
     last = (done.stdout.split() or [""])[-1]
     if done.returncode != 0 or not last.isdecimal():
         raise EngineError(f"{name}: expected the free space of {root}, found: "
@@ -187,15 +244,16 @@ def _stream(
     progress: Callable[[int, int | None], None],
     *,
     compress: bool,
+    running: Running,
 ) -> int:
     """`docker save | docker load`, with the bytes counted between; returns how many were sent."""
     save = [_program(), "save", image]
     load = [_program(), "--host", where, "load"]
     echo([*save, "|", *load])
     with (
-        subprocess.Popen(save, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as source,
-        subprocess.Popen(load, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                         stderr=subprocess.STDOUT) as target,
+        running.start(save, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as source,
+        running.start(load, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                      stderr=subprocess.STDOUT) as target,
     ):  # fmt: skip
         errors, stream = cast(IO[bytes], source.stderr), cast(IO[bytes], source.stdout)
         into, answers = cast(IO[bytes], target.stdin), cast(IO[bytes], target.stdout)

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from imagebuild.cli import main
+from imagebuild.engines import ship as shipping
 from imagebuild.engines.ship import Image, address
 from imagebuild.errors import UsageError
 
 # An engine is a folder with NAME (what `save` gives), NAME.json (what `inspect` gives), and knobs.
 DOCKER = """#!{python}
-import json, os, pathlib, shutil, sys
+import json, os, pathlib, shutil, sys, time
 words = sys.argv[1:]
 host = "here"
 if words[:1] == ["--host"]:
@@ -28,6 +32,8 @@ with open(os.environ["ENGINES"] + "/calls", "a") as calls:
     calls.write(json.dumps([host, *words]) + "\\n")
 if not engine.is_dir():
     sys.exit("error during connect: no route to " + host)
+if (engine / "fails").exists():
+    sys.exit((engine / "fails").read_text())
 if words[:2] == ["image", "inspect"]:
     found = engine / (words[-1].replace("/", "_") + ".json")
     if not found.exists():
@@ -42,6 +48,10 @@ elif words[0] == "save":
         sys.exit("Error response from daemon: unexpected EOF")
     sys.stdout.buffer.write(data)
 elif words[0] == "load":
+    if (engine / "load-hangs").exists():
+        (engine / "pid.tmp").write_text(str(os.getpid()))
+        (engine / "pid.tmp").rename(engine / "pid")
+        time.sleep(60)
     if (engine / "load-breaks").exists():
         sys.exit("Error response from daemon: no space left on device")
     data = sys.stdin.buffer.read()
@@ -175,6 +185,74 @@ def test_no_such_image_here(engines: Engines, capfd) -> None:
 def test_malformed_hosts(engines: Engines, host: str) -> None:
     with pytest.raises(UsageError, match="expected a host"):
         address(host)
+
+
+@pytest.mark.parametrize("host", [
+    "ssh://-oProxyCommand=x", "ssh://", "ssh://box2:x", "ssh://[::1", "file:///etc/passwd", "x://y",
+])  # fmt: skip
+def test_malformed_addresses(host: str) -> None:
+    with pytest.raises(UsageError, match="expected an engine's address"):
+        address(host)
+
+
+@pytest.mark.parametrize("image", ["--output=/tmp/x", "-", "a b", "a\nb"])
+def test_malformed_images(engines: Engines, capfd, image: str) -> None:
+    engines.add("box2")
+    assert main(["ship", "box2", f"--image={image}", "--format", "json"]) == 2
+    assert not (engines.folder / "calls").exists()
+
+
+@pytest.mark.parametrize("said", ["dial unix /run/x.sock: connect: no such file or directory",
+                                  "lookup here: no such host"])  # fmt: skip
+def test_no_engine_is_not_no_image(engines: Engines, capfd, said: str) -> None:
+    engines.add("box2")
+    (engines.folder / "here" / "fails").write_text(said)
+    assert ship("box2") == 5
+    assert said in json.loads(capfd.readouterr().out)["hosts"][0]["error"]
+
+
+def test_an_engine_that_says_nothing_of_use(engines: Engines, capfd) -> None:
+    engines.add("box2")
+    (engines.folder / "here/image:1.json").write_text("Welcome to box1!")
+    assert ship("box2") == 5
+    assert "found 'Welcome to box1!" in json.loads(capfd.readouterr().out)["hosts"][0]["error"]
+
+
+@pytest.mark.parametrize(("where", "name", "port"), [
+    ("ssh://[fd00::2]:22", "fd00::2", "22"), ("ssh://me@box2", "me@box2", ""),
+])  # fmt: skip
+def test_space_is_asked_of_the_right_machine(monkeypatch, where: str, name: str, port: str) -> None:
+    asked: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        return subprocess.CompletedProcess(command, 0, "Avail\n7\n", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert shipping._free(where, "/var/lib/my docker") == 7
+    [command] = asked
+    assert command[command.index("--") + 1] == name and command[-1] == "'/var/lib/my docker'"
+    assert (command[command.index("-p") + 1] if port else "") == port
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_both_sides_at_once(engines: Engines, number: int) -> None:
+    """The signal goes to us alone, as `kill` sends it; no second host is begun."""
+    for host in ("box2", "box3"):
+        engines.add(host, load_hangs="")
+    program = "import sys; from imagebuild.cli import main; sys.exit(main(sys.argv[1:]))"
+    words = ["ship", "box2", "box3", "--image", "image:1", "--jobs", "1"]
+    pid = engines.folder / "box2" / "pid"
+    with subprocess.Popen([sys.executable, "-c", program, *words], stderr=subprocess.PIPE,
+                          stdout=subprocess.DEVNULL, text=True) as ours:  # fmt: skip
+        while not pid.exists():
+            assert ours.poll() is None
+            time.sleep(0.02)
+        ours.send_signal(number)
+        _, err = ours.communicate(timeout=30)
+    assert ours.returncode == 130 and "interrupted" in err and "Traceback" not in err
+    assert not Path("/proc", pid.read_text()).exists()
+    assert not (engines.folder / "box3" / "pid").exists()
 
 
 def test_addresses() -> None:
