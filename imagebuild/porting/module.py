@@ -218,7 +218,7 @@ def _pieces(line: str, margin: int) -> Iterator[str]:
         while len(_flat(line[:cut])) > room:
             cut -= 1
         space = line.rfind(" ", 1, cut)
-        cut = space + 1 if line[:space].strip() else cut
+        cut = space + 1 if space > 0 and line[:space].strip() else cut
         yield _flat(line[:cut])
         line = line[cut:]
     yield _flat(line)
