@@ -1,10 +1,11 @@
-// Joins the parts of tokens that were split, in a launch of its own. The order in which a token's parts
-// are added is fixed, so the bits are the same on every run.
+// Joins the parts of tokens that were split, in a launch of its own. The order in which a token's
+// parts are added is fixed, so the bits are the same on every run.
 //
-// What was tried and lost (H200, CUDA graph, 16 heads): a programmatic dependent launch gains nothing.
-// A block that finds itself the last of its token could join the parts at once, without this launch.
-// It was tried and lost: the block must wait for its own stores to be seen by all, count, and fetch
-// what others wrote, 7 us at 64 tokens, where this takes 4 (H200, CUDA graph, 16 heads).
+// What was tried and lost (H200, CUDA graph, 16 heads): a programmatic dependent launch gains
+// nothing. A block that finds itself the last of its token could join the parts at once, without
+// this launch. It was tried and lost: the block must wait for its own stores to be seen by all,
+// count, and fetch what others wrote, 7 us at 64 tokens, where this takes 4 (H200, CUDA graph, 16
+// heads).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -66,10 +67,10 @@ __device__ __forceinline__ void store_lse(const Params& p, int token, int row, f
 }
 
 // Block (split token * heads + head, columns). A thread has four columns; with more than one group,
-// group g takes parts g, g + groups, ..., and the groups' sums are added in order. Few parts need one
-// group, many are read faster by several.
+// group g takes parts g, g + groups, ..., and the groups' sums are added in order. Few parts need
+// one group, many are read faster by several.
 template <int kGroups, int kColumnWarps>
-__global__ void __launch_bounds__(kGroups* kColumnWarps * 32)
+__global__ void __launch_bounds__(kGroups * kColumnWarps * 32)
     combine(const __grid_constant__ Params p) {
   constexpr int kColumnThreads = kColumnWarps * 32;
   __shared__ float4 values[kGroups][kColumnThreads];

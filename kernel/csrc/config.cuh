@@ -7,7 +7,8 @@
 //   scores [heads, keys of the tile]: a warp has one head tile (16 heads), one key group and, where
 //     kHalves is 2, one half of the 512 values, whose two partial sums are exchanged. So no warp
 //     holds more of Q than 128 registers, and Q is never read again.
-//   output [heads, 512]: a warp has 64 of the 512 columns for all heads, in 32 registers a head tile.
+//   output [heads, 512]: a warp has 64 of the 512 columns for all heads, in 32 registers a head
+//   tile.
 //
 // Shared memory is a ring of tiles, then P (the probabilities of one tile, as the tensor cores read
 // them), then an inbox for each warp. sm_120 and sm_121 give a block 101,376 bytes, and one block a
@@ -45,8 +46,8 @@ struct Config {
   static constexpr int kRows = kHeadTiles * 16;
   static constexpr int kKeyGroups = kWarps / (kHeadTiles * kHalves);
   static constexpr int kWarpKeys = kKeys / kKeyGroups;
-  static constexpr int kOctets = kWarpKeys / 8;     // the tensor core takes keys by eight
-  static constexpr int kOwnRows = 2 / kHalves;      // rows whose softmax a thread does
+  static constexpr int kOctets = kWarpKeys / 8;         // the tensor core takes keys by eight
+  static constexpr int kOwnRows = 2 / kHalves;          // rows whose softmax a thread does
   static constexpr int kSteps = kWidth / kHalves / 16;  // of 16 values, for a warp's scores
 
   static constexpr int kRowBytes = kWidth * (kIsFp8 ? 1 : 2);
@@ -63,13 +64,14 @@ struct Config {
 
   static constexpr int kInboxesEnd = kRingBytes + kProbabilityBytes + kWarps * kInboxBytes;
 
-  // 64 heads need every register, and leave room in shared memory: there the block's position waits,
-  // and the factors by which fp8 scales its queries.
+  // 64 heads need every register, and leave room in shared memory: there the block's position
+  // waits, and the factors by which fp8 scales its queries.
   static constexpr bool kIsParked = kHeadTiles == 4;
   static constexpr int kFactorsStart = kInboxesEnd + 16;
   static constexpr int kSharedBytes = kIsParked ? kFactorsStart + kRows * 4 : kInboxesEnd;
 
-  // Q passes through the end of the ring on its way to registers, so fewer tiles can load meanwhile.
+  // Q passes through the end of the ring on its way to registers, so fewer tiles can load
+  // meanwhile.
   static constexpr int kQueryBytes = kRows * kQueryRowBytes;
   static constexpr int kQueryTiles = (kQueryBytes + kTileBytes - 1) / kTileBytes;
   static constexpr int kEarlyTiles =

@@ -1,14 +1,15 @@
-// The attention kernel. config.cuh says how warps and shared memory are shared out, schedule.cuh which
-// keys a block gets. For each tile of keys:
+// The attention kernel. config.cuh says how warps and shared memory are shared out, schedule.cuh
+// which keys a block gets. For each tile of keys:
 //
 //   1. wait for the tile; start the copy of the one that takes the place of the tile before it
 //   2. scores = Q K^T in the warp's share; exchange between the two halves of the values
 //   3. row maxima across key groups; P = 2^(scores - maximum) to shared memory
 //   4. output = output * factor + P V in the warp's columns (V is the same tile, read transposed)
 //
-// Rows come by cp.async, 16 bytes a lane: a masked index copies nothing and fills zeros, so a row that
-// was not selected is never read. Chunks of 16 bytes are stored at (chunk ^ row % 8), which makes both
-// ways of ldmatrix free of bank conflicts. Nothing here needs more than sm_80 but the e4m3 conversion.
+// Rows come by cp.async, 16 bytes a lane: a masked index copies nothing and fills zeros, so a row
+// that was not selected is never read. Chunks of 16 bytes are stored at (chunk ^ row % 8), which
+// makes both ways of ldmatrix free of bank conflicts. Nothing here needs more than sm_80 but the
+// e4m3 conversion.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -113,9 +114,10 @@ class Block {
     return index_at(tile, key_group * C::kWarpKeys + lane % C::kWarpKeys);
   }
 
-  // Starts the copies of this warp's rows of a tile, and closes their group. Lane i works out where row
-  // i lies; all lanes copy 16 bytes of each. Beyond the last tile there is only the group: groups are
-  // counted, so every tile has one. No branch for that: the copies are to run into the scores.
+  // Starts the copies of this warp's rows of a tile, and closes their group. Lane i works out where
+  // row i lies; all lanes copy 16 bytes of each. Beyond the last tile there is only the group:
+  // groups are counted, so every tile has one. No branch for that: the copies are to run into the
+  // scores.
   __device__ __forceinline__ void copy_tile(int slot, int32_t index, bool is_tile = true) const {
     const uint32_t page = __umulhi(index, p.kv.page_factor) >> p.kv.page_shift;
     const int64_t offset = index * p.kv.row_bytes + static_cast<int64_t>(page) * p.kv.page_gap;
@@ -138,8 +140,7 @@ class Block {
   }
 
   __device__ __forceinline__ void load_ahead(int tile, int slot) {
-    copy_tile(slot == 0 ? C::kStages - 1 : slot - 1, copy_index,
-              tile + C::kStages - 1 < end_tile);
+    copy_tile(slot == 0 ? C::kStages - 1 : slot - 1, copy_index, tile + C::kStages - 1 < end_tile);
     copy_index = index_of_copy(tile + C::kStages);
   }
 
@@ -282,12 +283,13 @@ class Block {
 
   // Scores of this thread's own rows: row lane / 4 (+ 8), keys octet * 8 + lane % 4 * 2 (+ 1).
   __device__ __forceinline__ void scores(uint32_t keys, float (&s)[C::kOwnRows][C::kOctets][2]) {
-    // One octet alone would be one long chain of dependent additions; several sums are added up at last.
+    // One octet alone would be one long chain of dependent additions; several sums are added up at
+    // last.
     constexpr int kChains = C::kOctets > 1 ? 1 : C::kIsFp8 ? 2 : 4;
     float sum[kChains][C::kOctets][4] = {};
     const uint32_t self = fresh(lane);
-    const uint32_t row = keys + (key_group * C::kWarpKeys + self % 8) * C::kRowBytes +
-                         half * (C::kRowBytes / 2);
+    const uint32_t row =
+        keys + (key_group * C::kWarpKeys + self % 8) * C::kRowBytes + half * (C::kRowBytes / 2);
     const uint32_t first = ((self / 8) ^ (self % 8)) << 4;
     constexpr int kLoads = C::kRowBytes / C::kHalves / 64;  // of 64 bytes of eight keys each
 #pragma unroll
@@ -306,7 +308,8 @@ class Block {
           }
         } else {
           multiply_add<false>(sum[load * 2 % kChains][octet], query[load * 2], b[0], b[1]);
-          multiply_add<false>(sum[(load * 2 + 1) % kChains][octet], query[load * 2 + 1], b[2], b[3]);
+          multiply_add<false>(sum[(load * 2 + 1) % kChains][octet], query[load * 2 + 1], b[2],
+                              b[3]);
         }
       }
     }
@@ -329,8 +332,8 @@ class Block {
         s[0][octet][0] = half == 0 ? whole[0] : whole[2];
         s[0][octet][1] = half == 0 ? whole[1] : whole[3];
         float2* sent = reinterpret_cast<float2*>(inbox(head_tile, key_group, 1 - half));
-        sent[octet * 32 + self] = half == 0 ? make_float2(whole[2], whole[3])
-                                            : make_float2(whole[0], whole[1]);
+        sent[octet * 32 + self] =
+            half == 0 ? make_float2(whole[2], whole[3]) : make_float2(whole[0], whole[1]);
       }
     }
     if constexpr (C::kHalves == 2) {
@@ -349,8 +352,8 @@ class Block {
   __device__ __forceinline__ float score_scale(int i, uint32_t self) const {
     if constexpr (!C::kIsFp8) return p.score_scale;
     if constexpr (!C::kIsParked) return half_scale[i];
-    return p.score_scale /
-           reinterpret_cast<const float*>(ring + C::kFactorsStart)[head_tile * 16 + own_row(i, self)];
+    return p.score_scale / reinterpret_cast<const float*>(
+                               ring + C::kFactorsStart)[head_tile * 16 + own_row(i, self)];
   }
 
   // Row of the head tile of a thread's own row i.
@@ -423,8 +426,7 @@ class Block {
     for (int group = 0; group < C::kKeyGroups; ++group) {
       const float* other = reinterpret_cast<const float*>(inbox(head_tile, group, half));
 #pragma unroll
-      for (int i = 0; i < C::kOwnRows; ++i)
-        largest[i] = fmaxf(largest[i], other[i * 8 + self / 4]);
+      for (int i = 0; i < C::kOwnRows; ++i) largest[i] = fmaxf(largest[i], other[i * 8 + self / 4]);
     }
   }
 
@@ -479,8 +481,8 @@ class Block {
   }
 
   // The transposed load moves pairs of bytes, columns 2n and 2n + 1 of a key. Two keys' pairs are
-  // widened and sorted into even and odd columns: output[2i] has the even ones of 16, output[2i + 1]
-  // the odd ones.
+  // widened and sorted into even and odd columns: output[2i] has the even ones of 16, output[2i +
+  // 1] the odd ones.
   __device__ __forceinline__ void accumulate_e4m3(uint32_t row, uint32_t self,
                                                   const uint32_t (&a)[C::kHeadTiles][4]) {
     const uint32_t first = ((warp % 2 * 4 + self / 16) ^ (self % 8)) << 4;

@@ -1,6 +1,4 @@
 // The functions of glm53_sparse_mla.h: checks, the plan, and the launches.
-#include "glm53_sparse_mla.h"
-
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -9,6 +7,7 @@
 #include "combine.cuh"
 #include "config.cuh"
 #include "forward.cuh"
+#include "glm53_sparse_mla.h"
 #include "params.cuh"
 #include "plan.h"
 
@@ -31,16 +30,20 @@ Kernel kernel_of() {
 static Kernel choose(int32_t kv_dtype, int32_t heads) {
   const bool is_fp8 = kv_dtype == GLM53_KV_E4M3;
   switch (padded_rows(heads)) {
-    case 16: return is_fp8 ? kernel_of<Fp8Heads16>() : kernel_of<Bf16Heads16>();
-    case 32: return is_fp8 ? kernel_of<Fp8Heads32>() : kernel_of<Bf16Heads32>();
-    default: return is_fp8 ? kernel_of<Fp8Heads64>() : kernel_of<Bf16Heads64>();
+    case 16:
+      return is_fp8 ? kernel_of<Fp8Heads16>() : kernel_of<Bf16Heads16>();
+    case 32:
+      return is_fp8 ? kernel_of<Fp8Heads32>() : kernel_of<Bf16Heads32>();
+    default:
+      return is_fp8 ? kernel_of<Fp8Heads64>() : kernel_of<Bf16Heads64>();
   }
 }
 
 static int32_t most_shared_bytes() {
   int32_t most = 0;
   for (const int32_t dtype : {GLM53_KV_BF16, GLM53_KV_E4M3})
-    for (const int32_t heads : {16, 32, 64}) most = std::max(most, choose(dtype, heads).shared_bytes);
+    for (const int32_t heads : {16, 32, 64})
+      most = std::max(most, choose(dtype, heads).shared_bytes);
   return most;
 }
 
@@ -73,8 +76,8 @@ static int32_t check_memory(const glm53_sparse_mla_args& a) {
   const int64_t element = a.kv_dtype == GLM53_KV_BF16 ? 2 : 1;
   if (!a.q || !a.kv || !a.out || (!a.indices && a.width)) return GLM53_ERROR_NULL;
   if (!a.workspace && a.workspace_bytes) return GLM53_ERROR_NULL;
-  for (const void* pointer : {a.q, a.kv, static_cast<const void*>(a.out),
-                              static_cast<const void*>(a.workspace)})
+  for (const void* pointer :
+       {a.q, a.kv, static_cast<const void*>(a.out), static_cast<const void*>(a.workspace)})
     if (!is_aligned(pointer, 16)) return GLM53_ERROR_ALIGNMENT;
   if (!is_aligned(a.indices, 4) || !is_aligned(a.lse, 4)) return GLM53_ERROR_ALIGNMENT;
   for (const int64_t stride :
@@ -143,7 +146,8 @@ static cudaError_t launch_combine(const Params& p, cudaStream_t stream) {
 }
 
 static cudaError_t launch_combine(const Plan& plan, const Params& p, cudaStream_t stream) {
-  return plan.parts <= kFewParts ? launch_combine<1, 4>(p, stream) : launch_combine<8, 1>(p, stream);
+  return plan.parts <= kFewParts ? launch_combine<1, 4>(p, stream)
+                                 : launch_combine<8, 1>(p, stream);
 }
 
 static int32_t launch(const Kernel& kernel, const Plan& plan, const Params& p,
@@ -189,7 +193,8 @@ static int32_t describe(int32_t device, glm53_device& out) {
   if (error != cudaSuccess)
     std::snprintf(out.reason, sizeof(out.reason),
                   "expected a GPU that this library has code for (9.0, 12.0, 12.1), found compute "
-                  "capability %d.%d", major, minor);
+                  "capability %d.%d",
+                  major, minor);
   else if (out.shared_memory < out.needed)
     std::snprintf(out.reason, sizeof(out.reason),
                   "expected %d bytes of shared memory for a block, found %d", out.needed,
@@ -216,22 +221,35 @@ int32_t glm53_sparse_mla_is_debug(void) {
 
 const char* glm53_error_string(int32_t code) {
   switch (code) {
-    case GLM53_OK: return "no error";
-    case GLM53_ERROR_STRUCT_SIZE: return "the caller's struct has another size; mixed builds";
-    case GLM53_ERROR_NULL: return "a pointer is NULL that must be given";
-    case GLM53_ERROR_HEADS: return "expected 1 to 64 heads";
-    case GLM53_ERROR_SHAPE: return "a count or width is negative or too large";
-    case GLM53_ERROR_KV_DTYPE: return "expected kv_dtype 0 (bf16) or 1 (e4m3)";
+    case GLM53_OK:
+      return "no error";
+    case GLM53_ERROR_STRUCT_SIZE:
+      return "the caller's struct has another size; mixed builds";
+    case GLM53_ERROR_NULL:
+      return "a pointer is NULL that must be given";
+    case GLM53_ERROR_HEADS:
+      return "expected 1 to 64 heads";
+    case GLM53_ERROR_SHAPE:
+      return "a count or width is negative or too large";
+    case GLM53_ERROR_KV_DTYPE:
+      return "expected kv_dtype 0 (bf16) or 1 (e4m3)";
     case GLM53_ERROR_ALIGNMENT:
       return "expected q, kv, out, workspace and their strides in multiples of 16 bytes, indices "
              "and lse of 4";
-    case GLM53_ERROR_STRIDE: return "a stride is smaller than what lies between its steps";
-    case GLM53_ERROR_SPLITS: return "expected 0 to 64 splits";
-    case GLM53_ERROR_WORKSPACE: return "the workspace is smaller than glm53_sparse_mla_workspace says";
-    case GLM53_ERROR_NO_DEVICE_CODE: return "the library has no code for this GPU";
-    case GLM53_ERROR_SHARED_MEMORY: return "the GPU gives a block too little shared memory";
-    case GLM53_ERROR_SCALE: return "expected softmax_scale and kv_scale finite and above zero";
-    default: break;
+    case GLM53_ERROR_STRIDE:
+      return "a stride is smaller than what lies between its steps";
+    case GLM53_ERROR_SPLITS:
+      return "expected 0 to 64 splits";
+    case GLM53_ERROR_WORKSPACE:
+      return "the workspace is smaller than glm53_sparse_mla_workspace says";
+    case GLM53_ERROR_NO_DEVICE_CODE:
+      return "the library has no code for this GPU";
+    case GLM53_ERROR_SHARED_MEMORY:
+      return "the GPU gives a block too little shared memory";
+    case GLM53_ERROR_SCALE:
+      return "expected softmax_scale and kv_scale finite and above zero";
+    default:
+      break;
   }
   if (code >= GLM53_ERROR_CUDA)
     return cudaGetErrorString(static_cast<cudaError_t>(code - GLM53_ERROR_CUDA));

@@ -35,20 +35,20 @@ extern "C" {
 
 enum {
   GLM53_OK = 0,
-  GLM53_ERROR_STRUCT_SIZE = 1,    /* `size` is not that of this library's struct */
-  GLM53_ERROR_NULL = 2,           /* a pointer that must be given is NULL */
-  GLM53_ERROR_HEADS = 3,          /* heads is not in 1..64 */
-  GLM53_ERROR_SHAPE = 4,          /* a negative tokens, width, rows, page_size or sm_count */
-  GLM53_ERROR_KV_DTYPE = 5,       /* kv_dtype is none of GLM53_KV_* */
-  GLM53_ERROR_ALIGNMENT = 6,      /* q, kv, out or workspace, or a stride of one, is not 16-byte
-                                     aligned; or indices or lse is not 4-byte aligned */
-  GLM53_ERROR_STRIDE = 7,         /* a stride is smaller than what lies between its steps */
-  GLM53_ERROR_SPLITS = 8,         /* splits is negative or above GLM53_SPARSE_MLA_MAX_SPLITS */
-  GLM53_ERROR_WORKSPACE = 9,      /* the workspace is smaller than this call needs */
+  GLM53_ERROR_STRUCT_SIZE = 1,     /* `size` is not that of this library's struct */
+  GLM53_ERROR_NULL = 2,            /* a pointer that must be given is NULL */
+  GLM53_ERROR_HEADS = 3,           /* heads is not in 1..64 */
+  GLM53_ERROR_SHAPE = 4,           /* a negative tokens, width, rows, page_size or sm_count */
+  GLM53_ERROR_KV_DTYPE = 5,        /* kv_dtype is none of GLM53_KV_* */
+  GLM53_ERROR_ALIGNMENT = 6,       /* q, kv, out or workspace, or a stride of one, is not 16-byte
+                                      aligned; or indices or lse is not 4-byte aligned */
+  GLM53_ERROR_STRIDE = 7,          /* a stride is smaller than what lies between its steps */
+  GLM53_ERROR_SPLITS = 8,          /* splits is negative or above GLM53_SPARSE_MLA_MAX_SPLITS */
+  GLM53_ERROR_WORKSPACE = 9,       /* the workspace is smaller than this call needs */
   GLM53_ERROR_NO_DEVICE_CODE = 10, /* the library has no code for this GPU */
-  GLM53_ERROR_SHARED_MEMORY = 11, /* the GPU gives a block too little shared memory */
-  GLM53_ERROR_SCALE = 12,         /* softmax_scale or kv_scale is not finite and above zero */
-  GLM53_ERROR_CUDA = 1000         /* plus the cudaError_t */
+  GLM53_ERROR_SHARED_MEMORY = 11,  /* the GPU gives a block too little shared memory */
+  GLM53_ERROR_SCALE = 12,          /* softmax_scale or kv_scale is not finite and above zero */
+  GLM53_ERROR_CUDA = 1000          /* plus the cudaError_t */
 };
 
 enum {
@@ -69,8 +69,8 @@ GLM53_API int32_t glm53_sparse_mla_is_debug(void);
 
 /* What a GPU offers, and whether this library can use it. */
 typedef struct glm53_device {
-  uint32_t size;         /* in: sizeof(glm53_device) */
-  int32_t capability;    /* such as 120 for 12.0 */
+  uint32_t size;      /* in: sizeof(glm53_device) */
+  int32_t capability; /* such as 120 for 12.0 */
   int32_t sm_count;
   int32_t shared_memory; /* bytes that a block may ask for (opt-in) */
   int32_t needed;        /* bytes that the largest kernel here asks for */
@@ -79,16 +79,16 @@ typedef struct glm53_device {
   char reason[256];      /* why not, as a sentence; "" where it is supported */
 } glm53_device;
 
-/* Fills `out` for CUDA device `device` (-1: the calling thread's current one). An unsupported GPU is
- * no error: is_supported is 0 then. Leaves the current device as it was. */
+/* Fills `out` for CUDA device `device` (-1: the calling thread's current one). An unsupported GPU
+ * is no error: is_supported is 0 then. Leaves the current device as it was. */
 GLM53_API int32_t glm53_sparse_mla_query(int32_t device, glm53_device* out);
 
 /* Bytes of workspace that are enough for every call with up to `tokens` tokens of these heads,
  * whatever its width, with exactly these `splits`, on a GPU with `sm_count` multiprocessors.
  *
- * splits 0 (automatic): independent of `tokens`; 2 * sm_count * 16*ceil-of-heads * 2 KB, so 8.7 MB for
- *   16 heads and 35 MB for 64 on 132 multiprocessors.
- * splits 1: none. splits n > 1: tokens * n * rows * 2 KB.
+ * splits 0 (automatic): independent of `tokens`; 2 * sm_count * 16*ceil-of-heads * 2 KB, so 8.7 MB
+ * for 16 heads and 35 MB for 64 on 132 multiprocessors. splits 1: none. splits n > 1: tokens * n *
+ * rows * 2 KB.
  *
  * It may hold anything, and holds nothing between calls. Two launches that may run at the same time
  * need two. */
@@ -123,7 +123,8 @@ typedef struct glm53_sparse_mla_args {
   const int32_t* indices;
   int64_t index_stride;
 
-  /* out [tokens, heads, 512] bf16, strides as for q. A token whose indices are all masked gets zeros. */
+  /* out [tokens, heads, 512] bf16, strides as for q. A token whose indices are all masked gets
+   * zeros. */
   void* out;
   int64_t out_token_stride;
   int64_t out_head_stride;
@@ -158,8 +159,8 @@ typedef struct glm53_sparse_mla_args {
   void* stream; /* cudaStream_t of the current device; NULL is the default stream */
 } glm53_sparse_mla_args;
 
-/* Enqueues the attention. Returns once it is enqueued; errors of the arguments and of the launch are
- * returned, errors while it runs come with a later CUDA call. tokens 0 does nothing. */
+/* Enqueues the attention. Returns once it is enqueued; errors of the arguments and of the launch
+ * are returned, errors while it runs come with a later CUDA call. tokens 0 does nothing. */
 GLM53_API int32_t glm53_sparse_mla_forward(const glm53_sparse_mla_args* args);
 
 #ifdef __cplusplus

@@ -37,8 +37,8 @@ struct Params {
   float score_scale;  // softmax_scale * kv_scale * log2(e): scores are powers of two from here on
   float out_scale;    // kv_scale
 
-  // Partial results: per slot and row 512 values, normalised, and the log2 of what they were divided
-  // by.
+  // Partial results: per slot and row 512 values, normalised, and the log2 of what they were
+  // divided by.
   int32_t rows;  // of a slot
   float* part_lse;
   float* part_out;

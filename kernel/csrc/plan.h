@@ -17,7 +17,8 @@ constexpr int kFewParts = 8;
 // A chunk has at least this many tiles. With one, a single token takes 10.7 us instead of 10.1: its
 // twice as many parts cost more to join than half the tiles save.
 constexpr int kLeastTiles = 2;
-// What it costs a block to start on a second token. With 1, 256 tokens of bf16 take 155 us, not 141.
+// What it costs a block to start on a second token. With 1, 256 tokens of bf16 take 155 us, not
+// 141.
 constexpr int kTilesOfASecondStart = 3;
 struct Plan {
   Schedule schedule;
@@ -71,7 +72,8 @@ inline Plan make_plan(int32_t tokens, int32_t width, int32_t expected_width, int
   Schedule schedule{};
   schedule.tokens = tokens;
   schedule.all_tiles = tiles_of(width, keys);
-  schedule.tiles = tiles_of(expected_width && expected_width < width ? expected_width : width, keys);
+  schedule.tiles =
+      tiles_of(expected_width && expected_width < width ? expected_width : width, keys);
   schedule.splits = std::max(splits, 1);
   schedule.split_tiles = schedule.tiles / schedule.splits;
   schedule.long_splits = schedule.tiles % schedule.splits;

@@ -2,16 +2,17 @@
 //
 // Tokens come in two regions:
 //
-//   whole: the first whole_tokens, in `splits` equal ranges each. Item i of all tokens * splits goes to
+//   whole: the first whole_tokens, in `splits` equal ranges each. Item i of all tokens * splits
+//   goes to
 //     block i % blocks. Automatic mode has splits 1 here and as many tokens as fill the GPU evenly.
 //   spread (automatic mode only): the tokens left over, too few to fill the GPU. Their tiles, one
-//     token after the other, are cut into periods, and each period into chunks of equal length. Block
-//     c takes chunk c. With one period of all tokens every block has the same number of tiles,
-//     whatever the number of tokens (known as stream-K). With a period a token, chunks end where
-//     tokens end: fewer parts, for numbers of tokens with which that wastes little.
+//     token after the other, are cut into periods, and each period into chunks of equal length.
+//     Block c takes chunk c. With one period of all tokens every block has the same number of
+//     tiles, whatever the number of tokens (known as stream-K). With a period a token, chunks end
+//     where tokens end: fewer parts, for numbers of tokens with which that wastes little.
 //
-// A token in more than one range is combined from partial results in slots of the workspace. A chunk
-// is no longer than a token, so it reaches into two tokens at most and has two slots.
+// A token in more than one range is combined from partial results in slots of the workspace. A
+// chunk is no longer than a token, so it reaches into two tokens at most and has two slots.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +46,8 @@ struct Range {
   int32_t end;
 };
 
-// Where the parts of a token lie: part 0 in `first`, part i > 0 in `base + i * stride`. Of a token with
-// one part there is no slot.
+// Where the parts of a token lie: part 0 in `first`, part i > 0 in `base + i * stride`. Of a token
+// with one part there is no slot.
 struct Slots {
   int32_t first;
   int32_t base;
@@ -70,8 +71,8 @@ __host__ __device__ inline int32_t piece_begin(int32_t i, int32_t tiles, int32_t
 
 __host__ __device__ inline int32_t chunk_begin(const Schedule& plan, int32_t chunk) {
   const int32_t period = chunk / plan.period_chunks;
-  return period * plan.period_tiles + piece_begin(chunk - period * plan.period_chunks,
-                                                  plan.chunk_tiles, plan.long_chunks);
+  return period * plan.period_tiles +
+         piece_begin(chunk - period * plan.period_chunks, plan.chunk_tiles, plan.long_chunks);
 }
 
 __host__ __device__ inline int32_t chunk_of(const Schedule& plan, int32_t tile) {

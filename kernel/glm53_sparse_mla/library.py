@@ -144,7 +144,7 @@ class Library:
     def _bind(self) -> None:
         missing = [name for name in _FUNCTIONS if not hasattr(self._library, name)]
         if missing:
-            raise LibraryError(f"{self.path}: expected what the header declares, found no "
+            raise LibraryError(f"{self.path}: expected all that the header has, found no "
                                f"{', '.join(missing)}; build it: build.py kernel build")  # fmt: skip
         library = self._library
         for name in _FUNCTIONS:

@@ -46,7 +46,7 @@ def test_pins_of_a_whole_compiler(platform: str) -> None:
 
 
 def test_no_compiler_for_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toolchain.platform, "machine", lambda: "riscv64")
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
     with pytest.raises(EngineError, match="x86_64 or aarch64 machine, found riscv64"):
         toolchain.own_platform()
 

@@ -10,7 +10,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
 
 from imagebuild import nvcc
 from imagebuild.errors import BrokenError
@@ -93,8 +95,11 @@ def test_one_of_a_kind_for_every_target(library: Path) -> None:
 def test_symbols(library: Path) -> None:
     with library.open("rb") as file:
         elf = ELFFile(file)
-        symbols = list(elf.get_section_by_name(".dynsym").iter_symbols())
-        needed = [tag.needed for tag in elf.get_section_by_name(".dynamic").iter_tags("DT_NEEDED")]
+        table, dynamic = (elf.get_section_by_name(name) for name in (".dynsym", ".dynamic"))
+        assert isinstance(table, SymbolTableSection)
+        assert isinstance(dynamic, DynamicSection)
+        symbols = list(table.iter_symbols())
+        needed = [tag.needed for tag in dynamic.iter_tags("DT_NEEDED")]
     exported = {one.name for one in symbols if one["st_shndx"] != "SHN_UNDEF"}
     wanted = {one.name for one in symbols if one["st_shndx"] == "SHN_UNDEF"} - {""}
     header = (SOURCE / "glm53_sparse_mla.h").read_text()
