@@ -15,7 +15,7 @@ from serving import caches, cluster, command, fingerprint, network, numeric, pla
 from serving.cluster import Cluster, Membership, Place
 from serving.errors import CheckError, EnvironmentFault, ServingError
 from serving.machine import Machine
-from serving.process import Child, Signals, Stopped, adopt_orphans, end_orphans
+from serving.process import Child, Signals, Stopped, adopt_orphans, end_all
 from serving.resolve import Plan, resolve
 from serving.state import DEFAULT_DIR, StateFile, replace_file
 from serving.status import Options, StatusServer, read_token
@@ -56,7 +56,9 @@ class Prepared:
 def log(sentence: str) -> None:
     """A line of the entry point's own in the container's log."""
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(f"glm53: {sentence}\n")
+        # What another rank or a file says must not look like a line of ours, or be a terminal's.
+        shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in sentence)
+        sys.stderr.write(f"glm53: {shown}\n")
         sys.stderr.flush()
 
 
@@ -217,7 +219,8 @@ class Start:
             log(f"starting {argv!r}")
             children.append(Child("vLLM", argv, env, log=logs / _LOG, on_line=run.on_line))
         run.until_signal()
-        state.begin("draining")
+        with contextlib.suppress(OSError):  # a full disk costs no request
+            state.begin("draining")
         log("draining: requests in flight end")
         spent = run.await_head()
         # The one that asked for it, and no more.
@@ -260,7 +263,7 @@ class Start:
             self._cluster.leave(self._reason)
         if self._status is not None:
             self._status.stop()
-        end_orphans()
+        end_all()
         if self._state is not None and self._state.stage != "failed":
             with contextlib.suppress(OSError):
                 self._state.stop()

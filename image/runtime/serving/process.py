@@ -21,6 +21,7 @@ from serving.errors import EnvironmentFault
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _LONGEST_LINE = 64 << 10
+_LARGEST_LOG = 256 << 20  # bytes; of a server that runs for months two of them are kept
 # Children that a `Child` waits for, and whether all others are orphans that we have adopted.
 _WAITED: set[int] = set()
 _ADOPTS = threading.Event()
@@ -87,7 +88,8 @@ class Child:
             name: for messages.
             command: its arguments; never a shell's.
             env: its whole environment.
-            log: file for a copy of its output; the one before is kept as NAME.prev.
+            log: file for a copy of its output; the one before is kept as NAME.prev, also when it
+                has grown large.
             on_line: is told each line.
             out: where its output goes; by default our own standard output.
             cwd: its folder.
@@ -97,6 +99,7 @@ class Child:
         """
         self.name = name
         self._out = out if out is not None else sys.stdout.buffer
+        self._path, self._size = log, 0
         self._log = _rotated(log) if log else None
         self._on_line = on_line
         # A number of a group that is gone may be another's next time.
@@ -156,15 +159,29 @@ class Child:
             return
         with pipe:
             while line := pipe.readline(_LONGEST_LINE):
-                for place in (self._out, self._log):
-                    if place is not None:
-                        # A full disk or a closed terminal must not stop the server.
-                        with contextlib.suppress(OSError, ValueError):
-                            place.write(line)
-                            place.flush()
+                # A full disk or a closed terminal must not stop the server.
+                with contextlib.suppress(OSError, ValueError):
+                    self._out.write(line)
+                    self._out.flush()
+                with contextlib.suppress(OSError, ValueError, EnvironmentFault):
+                    self._write_log(line)
                 self._on_line(line.decode(errors="replace").rstrip())
         if self._log is not None:
+            with contextlib.suppress(OSError):  # a full disk again: it takes what it holds back
+                self._log.close()
+
+    def _write_log(self, line: bytes) -> None:
+        """A copy in the file; one that has grown large becomes the one before it."""
+        if self._log is None:
+            return
+        self._log.write(line)
+        self._log.flush()
+        self._size += len(line)
+        if self._size > _LARGEST_LOG and self._path is not None:
+            self._size = 0  # also where it cannot be replaced: then it grows on for as long again
+            fresh = _rotated(self._path)
             self._log.close()
+            self._log = fresh
 
 
 def _rotated(path: Path) -> IO[bytes]:
@@ -202,6 +219,12 @@ def end_orphans(seconds: float = 5.0) -> None:
         time.sleep(0.02)
 
 
+def end_all() -> None:
+    """Ends every child, also one that a signal kept from getting a name here."""
+    _WAITED.clear()
+    end_orphans()
+
+
 def reap() -> None:
     """Collects orphans that have ended, as PID 1 must."""
     for pid in _children("Z"):
@@ -213,7 +236,10 @@ def reap() -> None:
 def _children(states: str = "") -> list[int]:
     """Processes whose parent is this one, by /proc; with `states` only those in one of them."""
     found, me = [], str(os.getpid())
-    for entry in Path("/proc").iterdir():
+    entries: list[Path] = []
+    with contextlib.suppress(OSError):  # too many open files, say
+        entries += Path("/proc").iterdir()
+    for entry in entries:
         if not entry.name.isdecimal():
             continue
         with contextlib.suppress(OSError):

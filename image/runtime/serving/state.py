@@ -127,7 +127,8 @@ class StateFile:
     def _finish(self, end: str, state: str, error: str | None) -> None:
         with self._lock:
             if error:
-                self.note(error)
+                for entry in self._running():
+                    entry["message"] = error
             self._end(state)
             self._document.update(stage=end, serving=False, error=error)
             self._write()

@@ -110,3 +110,15 @@ def test_a_path_that_is_no_text_is_shown_escaped():
                           capture_output=True, text=True, check=False)  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert "GLM_MODEL_DIR=/m/\\udcff  (set)" in done.stdout
+
+
+def test_the_code_is_the_start_s_also_when_nobody_reads_its_output():
+    """Python ends with 120 when it cannot write at exit what is left."""
+    code = (f"import sys; sys.path.insert(0, {str(ENTRYPOINT.parent)!r})\n"
+            "from serving import cli, main\n"
+            "main.main = lambda *_: sys.stdout.buffer.write(b'vLLM says') and 4\n"
+            "sys.exit(cli.main(['x'], {'GLM_DEPLOYMENT': 'rtx6000-4x'}))")  # fmt: skip
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-B", "-c", code], stdout=full, env={},
+                              stderr=subprocess.PIPE, check=False)  # fmt: skip
+    assert (done.returncode, done.stderr) == (4, b"")

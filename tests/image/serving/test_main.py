@@ -173,6 +173,16 @@ def test_requests_in_flight_end_before_it_does(folder, start):
     assert output.index("draining") < output.index("drained")
 
 
+def test_a_state_that_cannot_be_written_costs_no_request(folder, start):
+    rank = start()
+    rank.until("serving")
+    (folder / "state").rename(folder / "state.gone")
+    (folder / "state").write_text("a disk that takes nothing")
+    rank.signal()
+    code, output = rank.ended()
+    assert code == 0 and "drained" in output
+
+
 def test_second_signal_does_not_wait(start):
     rank = start(STANDIN_MODE="deaf")
     rank.until("serving")

@@ -124,3 +124,72 @@ class TestSignals:
         assert signals.asked == 2
         with pytest.raises(Stopped), signals.raising():
             raise AssertionError("a later stage must not begin")
+
+
+def test_a_log_that_grows_large_becomes_the_one_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "_LARGEST_LOG", 3000)
+    log = tmp_path / "it.log"
+    code = "for number in range(1000): print(f'line {number:04}')"
+    assert wait(child(code, log=log)) == 0
+    kept = (tmp_path / "it.log.prev").read_text() + log.read_text()
+    assert kept.splitlines() == [f"line {n:04}" for n in range(1000)][-len(kept.splitlines()) :]
+    assert 300 <= len(kept.splitlines()) <= 620
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["it.log", "it.log.prev"]
+
+
+def test_a_log_that_cannot_be_replaced_grows_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "_LARGEST_LOG", 3000)
+    (tmp_path / "it.log.prev" / "in the way").mkdir(parents=True)
+    code = "print('x' * 2000); print('y' * 2000)"
+    assert wait(child(code, log=tmp_path / "it.log")) == 0
+    assert len((tmp_path / "it.log").read_text()) == 4002
+
+
+def test_a_full_disk_stops_nothing_and_says_nothing():
+    code = """
+import os, sys
+from pathlib import Path
+from serving import process
+def full(path):
+    return Path("/dev/full").open("wb")
+process._rotated = full
+lines = []
+one = process.Child("it", [sys.executable, "-c", "print('x' * 300000); print('end')"], os.environ,
+                    log=Path("/x"), on_line=lines.append)
+while one.poll() is None:
+    pass
+one.finish()
+sys.exit(0 if lines[-1] == "end" else 1)
+"""
+    path = str(Path(process.__file__).parents[1])
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path},
+                          capture_output=True, check=False, timeout=60)  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_nothing_is_left_of_a_start_that_a_signal_cut_short():
+    code = """
+import os, signal, sys, threading
+from serving import process
+process.adopt_orphans()
+def cut(self):
+    raise process.Stopped
+threading.Thread.start = cut  # where the signal comes in
+pids = []
+popen = process.subprocess.Popen
+process.subprocess.Popen = lambda *a, **k: pids.append(popen(*a, **k)) or pids[0]
+try:
+    process.Child("it", ["sleep", "600"], os.environ)
+except process.Stopped:
+    process.end_all()
+try:
+    os.kill(pids[0].pid, 0)
+    print("alive")
+    os.kill(pids[0].pid, 9)
+except ProcessLookupError:
+    print("gone")
+"""
+    path = str(Path(process.__file__).parents[1])
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path},
+                          capture_output=True, text=True, check=False, timeout=60)  # fmt: skip
+    assert done.stdout == "gone\n", done.stderr

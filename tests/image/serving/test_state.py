@@ -124,3 +124,17 @@ class TestHealth:
 
     def test_plain_server_is_not_watched(self, capsys):
         assert cli.main(["health"], {}) == 0
+
+
+def test_a_failure_that_no_disk_takes_is_no_end_that_was_asked_for(tmp_path, clock, monkeypatch):
+    made = StateFile(tmp_path, "gb10-2x", clock)
+    made.begin("load")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(state, "replace_file", full)
+        with pytest.raises(OSError, match="No space"):
+            made.fail("vLLM ended with 1")
+    assert (made.stage, made.document()["error"]) == ("failed", "vLLM ended with 1")
