@@ -145,7 +145,7 @@ class Library:
         missing = [name for name in _FUNCTIONS if not hasattr(self._library, name)]
         if missing:
             raise LibraryError(f"{self.path}: expected all that the header has, found no "
-                               f"{', '.join(missing)}; build it: build.py kernel build")  # fmt: skip
+                               f"{', '.join(missing)}; run build.py kernel build")  # fmt: skip
         library = self._library
         for name in _FUNCTIONS:
             getattr(library, name).restype = ctypes.c_int32
