@@ -17,7 +17,7 @@ _ACTIVE = re.compile(
 
 
 def visible(text: str) -> str:
-    r"""Shows characters that act instead of being seen: ESC as \x1b, a byte that is no text as \xff.
+    r"""Shows characters that act instead of being seen: ESC as \x1b, a byte of no text as \xff.
 
     Tabs and newlines stay.
     """

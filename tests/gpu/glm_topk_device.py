@@ -9,7 +9,7 @@ One JSON object goes to stdout, a line a case to stderr. Exit status 1 when a ca
 loaded, or is not given, torch.topk(sorted=False) stands in for it, and the result says so.
 """
 
-# ruff: noqa: PLR0917, T201 - the shapes of the calls it stands for; it reports on its two streams
+# ruff: noqa: PLR0917 - the shapes of the calls it stands for; it reports on its two streams
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@ Run by a Python that has torch: `doubles.py FOLDER_OF_THE_PACKAGE`. Every wrong 
 that some real kernel had; the check must call each of them wrong and the right one right.
 """
 
-# ruff: noqa: T201 - a script, which answers on stdout
-
 from __future__ import annotations
 
 import json
