@@ -54,10 +54,11 @@ def place_of(plan: Plan, *, resolve: Resolve = resolve_name, own: IsOwn = is_own
     if not head and not peers:
         raise KnobError(f"{plan.profile.name} has {plan.nodes} nodes; expected GLM_HEAD, the "
                         "head's address, or GLM_PEERS, those of all, found neither")  # fmt: skip
-    addresses = {peer: resolve(peer)[0] for peer in peers}
+    # Which address of a name comes first is each node's own affair; the head must be everyone's.
+    addresses = {peer: min(resolve(peer), key=_order) for peer in peers}
     if not head:
-        head = min(addresses, key=lambda peer: (addresses[peer].version, int(addresses[peer])))
-    head_address = resolve(head)[0]
+        head = min(addresses, key=lambda peer: _order(addresses[peer]))
+    head_address = min(resolve(head), key=_order)
     is_head = own(head_address)
     _agree(plan, head, head_address, is_head=is_head)
     mine = [address for address in addresses.values() if own(address)]
@@ -70,9 +71,19 @@ def place_of(plan: Plan, *, resolve: Resolve = resolve_name, own: IsOwn = is_own
     if is_head:
         return Place(True, str(head_address), str(head_address))
     if address := settings.text("HOST_ADDRESS"):
-        return Place(False, str(head_address), str(resolve(address)[0]))
-    own_address = str(mine[0]) if mine else _towards(head_address)
-    return Place(False, str(head_address), own_address)
+        found = resolve(address)[0]
+    else:
+        found = mine[0] if mine else _towards(head_address)
+    if found.is_loopback:
+        # Debian and Ubuntu write "127.0.1.1 HOSTNAME" to /etc/hosts.
+        named = f"GLM_HOST_ADDRESS={address}" if address else "this node's entry of GLM_PEERS"
+        raise KnobError(f"{named}: expected an address that the other nodes reach, found {found}, "
+                        "which is loopback; use its IP address")  # fmt: skip
+    return Place(False, str(head_address), str(found))
+
+
+def _order(address: Address) -> tuple[bool, int, int]:
+    return address.is_loopback, address.version, int(address)
 
 
 def _agree(plan: Plan, head: str, address: Address, *, is_head: bool) -> None:
@@ -89,13 +100,13 @@ def _agree(plan: Plan, head: str, address: Address, *, is_head: bool) -> None:
         raise KnobError(f"{named} is a loopback address, which the other nodes cannot reach")
 
 
-def _towards(address: Address) -> str:
+def _towards(address: Address) -> Address:
     """The address from which this machine speaks to another; nothing is sent."""
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((str(address), 9))
-            return str(probe.getsockname()[0])
+            return ipaddress.ip_address(probe.getsockname()[0].partition("%")[0])
     except OSError as error:
         raise EnvironmentFault(f"{address}: expected a way to the head, found none "
                                f"({error.strerror}); is the network up?") from None  # fmt: skip

@@ -153,11 +153,16 @@ class Election:
             raise EnvironmentFault("the wait for the other ranks was ended")
         if not select.select([listener], [], [], _STEP_S)[0]:
             return None
-        connection, _ = listener.accept()
-        link = Link(connection)
+        try:
+            connection, _ = listener.accept()
+            link = Link(connection)
+        except OSError:  # it has gone again
+            return None
         try:
             hello = (link.receive(_HELLO_S) or {}).get("hello")
             worker = self._read(hello, link)
+            # A rank that starts again may be here before its end was looked at.
+            self._still_there(workers)
             problem = self._unfit(plan, hello, worker, workers)
         except (LinkError, ValueError, TypeError, KeyError):
             link.close()  # not one of ours: a port scan, say
@@ -172,7 +177,8 @@ class Election:
     @staticmethod
     def _read(hello: Any, link: Link) -> _Worker:  # noqa: ANN401  whatever came over the wire
         asked = hello["rank"]
-        if hello["schema"] != rendezvous.SCHEMA or not (asked is None or isinstance(asked, int)):
+        is_rank = asked is None or (isinstance(asked, int) and not isinstance(asked, bool))
+        if hello["schema"] != rendezvous.SCHEMA or not is_rank:
             raise ValueError("another protocol")
         address = str(ipaddress.ip_address(hello["address"]))
         return _Worker(address, asked, fingerprints.parse(hello["fingerprint"]), link)
@@ -185,6 +191,10 @@ class Election:
             return f"GLM_GROUP={hello['group']}, but the head's cluster is {group}"
         if hello["nodes"] != nodes:
             return f"this node has {hello['nodes']} nodes in its deployment, the head {nodes}"
+        if worker.address == self._place.own_address:
+            return f"{worker.address} is the head's address; expected this node's own"
+        if worker.asked is not None and not 1 <= worker.asked < nodes:
+            return f"GLM_RANK={worker.asked}: expected 1 to {nodes - 1}"
         for other in workers:
             if other.address == worker.address:
                 return f"{worker.address} has joined already; is a second container running there?"
@@ -278,16 +288,22 @@ class Election:
 
     def _answered(self, plan: Plan, answer: dict[str, Any]) -> Membership:
         welcome = answer.get("welcome")
-        if isinstance(welcome, dict) and isinstance(welcome.get("rank"), int):
-            addresses = tuple(map(str, welcome.get("addresses", ())))
-            return Membership(welcome["rank"], plan.nodes, self._place.head_address, addresses)
+        rank = welcome.get("rank") if isinstance(welcome, dict) else None
+        listed = welcome.get("addresses") if isinstance(welcome, dict) else None
+        if rank in range(1, plan.nodes) and isinstance(listed, list) and len(listed) == plan.nodes:
+            addresses = tuple(map(str, listed))
+            return Membership(int(rank), plan.nodes, self._place.head_address, addresses)
         for link in list(self._links):
             self._drop(link)
         refused = answer.get("refused")
         if isinstance(refused, list):
-            kind = _KINDS.get(answer.get("code", 0), EnvironmentFault)
+            kind = next((_KINDS[code] for code in _KINDS if code == answer.get("code")),
+                        EnvironmentFault)  # fmt: skip
             raise kind(*map(str, refused))
-        said = str(answer.get("leave", ""))
+        if "leave" not in answer:
+            raise EnvironmentFault("the head answers what this version does not understand; "
+                                   "send the head's image with `build.py ship`")  # fmt: skip
+        said = str(answer["leave"])
         raise EnvironmentFault("the head has ended" + (f": {said}" if said else ""))
 
     # Both.

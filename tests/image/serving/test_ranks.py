@@ -171,6 +171,76 @@ class TestJoin:
         waiting = [ranks.start(n) for n in (1, 2, 3)]
         assert [future.result(20).rank for future in (head, *waiting)] == [0, 1, 2, 3]
 
+    def hello(self, **fields: object) -> dict[str, Any]:
+        shown = Fingerprint(PARTS).document()
+        return {"hello": {"schema": 1, "group": "glm53", "nodes": 2, "address": "127.0.0.3",
+                          "rank": None, "fingerprint": shown, **fields}}  # fmt: skip
+
+    def call(self, port: int) -> rendezvous.Link:
+        while True:
+            try:
+                return rendezvous.connect(ADDRESSES[0], port, 5)
+            except ConnectionRefusedError:
+                time.sleep(0.01)
+
+    @pytest.mark.parametrize(("fields", "found"), [
+        ({"address": ADDRESSES[0]}, "127.0.0.2 is the head's address"),
+        ({"rank": 0}, "GLM_RANK=0: expected 1 to 1"), ({"rank": 9}, "GLM_RANK=9"),
+        ({"rank": -1}, "GLM_RANK=-1"), ({"nodes": "2"}, "this node has 2 nodes"),
+    ])  # fmt: skip
+    def test_a_place_that_nobody_can_have(self, ranks: Ranks, port: int, fields, found) -> None:
+        head = ranks.start(0, deployment="gb10-2x")
+        link = self.call(port)
+        link.send(self.hello(**fields))
+        answer = link.receive(10)
+        link.close()
+        assert answer is not None and found in answer["refused"][0] and answer["code"] == 2
+        assert ranks.start(1, deployment="gb10-2x").result(20).rank == 1
+        assert head.result(20).rank == 0
+
+    def test_a_rank_that_is_back_before_its_end_was_seen(self, port: int) -> None:
+        """Its container was killed and started again while the head listened to a stranger."""
+        head, plan = Election(lambda _: Place(True, ADDRESSES[0], ADDRESSES[0])), plan_of("gb10-2x")
+        head.discover(plan)
+        workers: list[Any] = []
+        with rendezvous.listen(ADDRESSES[0], port) as listener:
+            old, new = self.call(port), self.call(port)
+            old.send(self.hello())
+            workers.append(head._accept(listener, plan, workers))
+            new.send(self.hello())
+            old.close()
+            assert head._accept(listener, plan, workers) is not None
+        assert workers == [], "the old one has gone"
+        new.close()
+        head.leave("")
+
+    @pytest.mark.parametrize("answer", [
+        {"welcome": {"rank": 0, "addresses": ["a", "b"]}}, {"welcome": {"rank": 7}},
+        {"welcome": {"rank": 1, "addresses": ["a"]}}, {"welcome": 3}, {"hello": {}}, {},
+    ])  # fmt: skip
+    def test_a_head_of_another_version(
+        self, ranks: Ranks, port: int, answer: dict[str, Any]
+    ) -> None:
+        with socket.create_server((ADDRESSES[0], port)) as server:
+            waiting = ranks.start(1, deployment="gb10-2x")
+            link = rendezvous.Link(server.accept()[0])
+            link.receive(10)
+            link.send(answer)
+            with pytest.raises(EnvironmentFault, match="does not understand"):
+                waiting.result(20)
+            link.close()
+
+    @pytest.mark.parametrize("code", [[], {}, None, 99, "2"])
+    def test_a_refusal_with_an_odd_code(self, ranks: Ranks, port: int, code: object) -> None:
+        with socket.create_server((ADDRESSES[0], port)) as server:
+            waiting = ranks.start(1, deployment="gb10-2x")
+            link = rendezvous.Link(server.accept()[0])
+            link.receive(10)
+            link.send({"refused": ["no"], "code": code})
+            with pytest.raises(EnvironmentFault, match="no"):
+                waiting.result(20)
+            link.close()
+
     def test_the_port_is_taken(self, ranks: Ranks, port: int) -> None:
         with (
             socket.create_server((ADDRESSES[0], port)),
@@ -279,6 +349,33 @@ class TestPlace:
         with pytest.raises(KnobError) as caught:
             self.place(mine, **knobs)
         assert found in str(caught.value)
+
+    def test_a_name_that_is_loopback_here_is_no_address(self) -> None:
+        """As Debian's /etc/hosts has it for a machine's own name."""
+        names = {"one": ["10.0.0.1"], "me": ["127.0.1.1"]}
+
+        def named(name: str) -> list[Any]:
+            return [ipaddress.ip_address(text) for text in names.get(name, [name])]
+
+        def place(**knobs: str) -> Place:
+            return place_of(plan_of("gb10-2x", **knobs), resolve=named,
+                            own=lambda address: str(address) == "127.0.1.1")  # fmt: skip
+
+        with pytest.raises(KnobError, match=r"entry of GLM_PEERS.*found 127\.0\.1\.1"):
+            place(PEERS="one,me")
+        with pytest.raises(KnobError, match=r"GLM_HOST_ADDRESS=me: expected an address"):
+            place(HEAD="one", HOST_ADDRESS="me")
+
+    def test_every_node_finds_the_same_head_in_names_with_several_addresses(self) -> None:
+        orders = [["fd00::9", "127.0.1.1", "10.0.0.9"], ["10.0.0.9", "fd00::9"]]
+        for order in orders:
+
+            def named(name: str, order: list[str] = order) -> list[Any]:
+                return list(map(ipaddress.ip_address, order if name == "both" else ["10.0.0.20"]))
+
+            found = place_of(plan_of("gb10-2x", PEERS="both,other"), resolve=named,
+                             own=lambda address: str(address) == "10.0.0.20")  # fmt: skip
+            assert found == Place(False, "10.0.0.9", "10.0.0.20")
 
     def test_neither_head_nor_peers(self) -> None:
         plan = replace(plan_of("gb10-2x"), settings=resolve({"GLM_DEPLOYMENT": "gb10-2x"}).settings)
