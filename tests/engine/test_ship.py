@@ -132,8 +132,9 @@ def test_a_newer_one_of_that_name_replaces_it(
         assert docker("build", "--quiet", "--tag", TAG, str(tmp_path)).returncode == 0
         code, found = ship(capfd, other.address)
     finally:
+        newer = inspect(TAG) or {}
         docker("tag", f"{TAG}-kept", TAG)
-        docker("image", "rm", f"{TAG}-kept")
+        docker("image", "rm", f"{TAG}-kept", str(newer.get("Id", "")))
     assert (code, found["was_there"]) == (0, False)
     assert found["id"] == other.has() != before
 
