@@ -5,6 +5,7 @@ It must not decide what a test needs: that is pyproject.toml's and the tests' ow
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -20,19 +21,22 @@ VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 # What runs inside the base is standard library only, whichever Python the base has.
 ENGINE_TESTS = "tests/imagebuild/patching"
 FAILED = 3
+# Tests that share an engine, a compiled library or an environment stay in one process.
+PARALLEL = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "loadgroup")
 
 
 def run(arguments: Sequence[str], root: Path = ROOT) -> int:
     """Runs `python -m pytest` with `arguments` in `root`; returns the exit code of the verb.
 
-    Without arguments the engine's tests follow under the other Pythons from 3.11 to 3.14, each in
-    a venv of its own below .venv-tests; a version that is absent, or cannot have a venv, is named.
+    Without arguments all of them run, as many at a time as there are processors, four at most. The
+    patch engine's follow under the other Pythons from 3.11 to 3.14, each in a venv of its own below
+    .venv-tests; a version that is absent, or cannot have a venv, is named.
 
     Raises:
         EngineError: the test tools cannot be installed.
         IntegrityError: one of them has another hash than requirements-test.txt names.
     """
-    code = exit_code(_pytest(ensure_tests(), arguments, root))
+    code = exit_code(_pytest(ensure_tests(), arguments or PARALLEL, root))
     if arguments or code == 130:
         return code
     own = version_of(sys.executable)

@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from tests.support.browser import Browser
     from tests.support.realtrees import FolderTrees, RealTrees
 
+HERE = Path(__file__).resolve().parent
 # A folder with unzipped wheels (v0.31.0/vllm/...) to use instead of the package index.
 TREES = "IMAGEBUILD_TEST_TREES"
+# Folders whose tests share something that takes a minute to make: an image, a library, a venv.
+SHARED = ("engine", "kernel", "deep")
 FIXTURES = {"real_tree", "real_base"}
 
 
@@ -34,8 +37,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what reads a real wheel, and what needs a browser."""
+    """Marks what reads a real wheel, what needs a browser, and what runs in one process."""
     for item in items:
+        folders = item.path.relative_to(HERE).parts
+        if group := next((name for name in SHARED if name in folders), None):
+            item.add_marker(pytest.mark.xdist_group(group))
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.browser)
         if FIXTURES & set(getattr(item, "fixturenames", ())) and not os.environ.get(TREES):

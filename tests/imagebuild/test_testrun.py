@@ -47,7 +47,7 @@ def test_engine_tests_run_under_every_other_python(
     calls: list[list[str]], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert testrun.run([], tmp_path) == 0
-    assert calls[0] == ["/venv/bin/python"]
+    assert calls[0] == ["/venv/bin/python", *testrun.PARALLEL]
     expected = [str(tmp_path / ".venv-tests" / version / "bin" / "python") for version in OTHERS]
     assert [call[0] for call in calls[1:]] == expected
     assert all(call[1] == testrun.ENGINE_TESTS for call in calls[1:])
