@@ -24,6 +24,10 @@ _NAME = re.compile(
 _RESOURCE = re.compile(r"[a-z0-9.-]+/[A-Za-z0-9_.-]+")
 # The name that the shared RDMA device plugin's own example uses.
 RDMA = "rdma/hca_shared_devices_a"
+# How long a start may take in all: until then the entry point gives up by itself, and says why.
+_WAITS = ("JOIN_TIMEOUT_S", "NUMERIC_CHECK_TIMEOUT_S", "LOAD_TIMEOUT_S", "SELF_TEST_TIMEOUT_S",
+          *["FABRIC_CHECK_TIMEOUT_S"] * 3)  # fmt: skip
+_SETTLE_S = 120
 # What the manifest itself sets from the controller.
 _OURS = ("GLM_DEPLOYMENT", "GLM_HEAD", "GLM_RANK", "GLM_ROLE", "GLM_PEERS", "GLM_API_KEY_FILE")
 
@@ -97,7 +101,12 @@ def render(wanted: Wanted, runtime: Path) -> str:
         fabric=plan.profile.has_fabric,
         rdma=wanted.rdma if plan.profile.has_fabric else "",
         selector=dict(wanted.selector),
-        knobs={"GLM_DEPLOYMENT": wanted.deployment, **wanted.knobs},
+        # Kubernetes reads $(NAME) in a value, and $$ as one $.
+        knobs={
+            name: value.replace("$", "$$")
+            for name, value in {"GLM_DEPLOYMENT": wanted.deployment, **wanted.knobs}.items()
+        },
+        start=sum(settings.number(name) for name in _WAITS) + _SETTLE_S,
         port=settings.number("API_PORT"),
         drain=settings.number("DRAIN_TIMEOUT_S"),
         model_dir=settings.text("MODEL_DIR"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -74,15 +75,37 @@ def test_ranks_follow_the_controller(capfd) -> None:
     )
 
 
+def expanded(value: str) -> str:
+    """As the kubelet does it with a value: $(NAME) is a variable, $$ is one $."""
+    return re.sub(r"\$\$|\$\(\w+\)", lambda m: "$" if m[0] == "$$" else "EXPANDED", value)
+
+
 def test_knobs_reach_every_rank_as_text(capfd) -> None:
-    hostile = '["--hf-overrides", "{\\"a\\": \\"$(id) # : \'\\"}"]'
+    hostile = '["--hf-overrides", "{\\"a\\": \\"$(id) $$x $y # : \'\\"}"]'
     workers, _ = render(capfd, "rtx6000-4x", "--set", f"GLM_EXTRA_ARGS={hostile}", "--set",
                         "GLM_API_PORT=8100", "--set", "GLM_MODEL_DIR=/m")  # fmt: skip
     for pod in pods(workers):
-        assert env(pod)["GLM_EXTRA_ARGS"] == hostile
+        assert expanded(env(pod)["GLM_EXTRA_ARGS"]) == hostile
         container = pod["spec"]["containers"][0]
         assert container["ports"] == [{"name": "api", "containerPort": 8100}]
         assert container["volumeMounts"][0]["mountPath"] == "/m"
+
+
+@pytest.mark.parametrize("name", ["on", "true", "null", "y", "e1"])
+def test_names_stay_text(capfd, name: str) -> None:
+    workers, service = render(capfd, "rtx6000-4x", "--name", name, "--namespace", name)
+    for made in (workers, service):
+        assert (made["metadata"]["name"], made["metadata"]["namespace"]) == (name, name)
+    assert service["spec"]["selector"] == {"app": name, "role": "leader"}
+    assert all(pod["metadata"]["labels"]["app"] == name for pod in pods(workers))
+
+
+def test_a_start_is_not_ended_before_it_gives_up_itself(capfd) -> None:
+    workers, _ = render(capfd, "gb10-2x", "--set", "GLM_LOAD_TIMEOUT_S=7200",
+                        "--set", "GLM_JOIN_TIMEOUT_S=3600")  # fmt: skip
+    for pod in pods(workers):
+        probe = pod["spec"]["containers"][0]["startupProbe"]
+        assert 3600 + 7200 < probe["failureThreshold"] * probe["periodSeconds"] < 14400
 
 
 @pytest.mark.parametrize(("words", "found"), [
