@@ -100,12 +100,18 @@ class Running:
         self._processes: set[subprocess.Popen[bytes]] = set()
         self._is_stopped = False
 
-    def start(self, command: Sequence[str], **streams: int) -> subprocess.Popen[bytes]:
+    def start(
+        self,
+        command: Sequence[str],
+        stdin: int | None = None,
+        stdout: int | None = None,
+        stderr: int | None = None,
+    ) -> subprocess.Popen[bytes]:
         """Starts one. Raises EngineError after `stop`."""
         with self._lock:
             if self._is_stopped:
                 raise EngineError("expected to send on, found that it was stopped")
-            process = subprocess.Popen(command, **streams)
+            process = subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr)
             self._processes.add(process)
             return process
 

@@ -290,9 +290,12 @@ class Election:
         welcome = answer.get("welcome")
         rank = welcome.get("rank") if isinstance(welcome, dict) else None
         listed = welcome.get("addresses") if isinstance(welcome, dict) else None
-        if rank in range(1, plan.nodes) and isinstance(listed, list) and len(listed) == plan.nodes:
+        if (
+            isinstance(rank, int) and 1 <= rank < plan.nodes
+            and isinstance(listed, list) and len(listed) == plan.nodes
+        ):  # fmt: skip
             addresses = tuple(map(str, listed))
-            return Membership(int(rank), plan.nodes, self._place.head_address, addresses)
+            return Membership(rank, plan.nodes, self._place.head_address, addresses)
         for link in list(self._links):
             self._drop(link)
         refused = answer.get("refused")
