@@ -76,10 +76,12 @@ class Api:
         if stream:
             asked |= {"stream": True, "stream_options": {"include_usage": True}}
         blocks = self._ask("POST", "/v1/chat/completions", json.dumps(asked).encode())
-        if stream:
-            return _joined(_events(blocks))
-        found = _object(b"".join(blocks).decode("utf-8", "replace"))
-        return _whole(found)
+        try:
+            if stream:
+                return _joined(_events(blocks))
+            return _whole(_object(b"".join(blocks).decode("utf-8", "replace")))
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ApiError(f"the answer is not of the form that it should be: {error}") from error
 
     def _ask(self, method: str, path: str, body: bytes | None) -> Iterator[bytes]:
         """The body of the answer in blocks, until it ends or the time is up."""
@@ -132,7 +134,7 @@ def _reason(error: Exception) -> str:
 def _object(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ApiError(f"the answer is no JSON: {text[:80]!r}") from None
     if not isinstance(found, dict):
         raise ApiError(f"the answer is no JSON object: {text[:80]!r}")

@@ -24,7 +24,8 @@ from serving.errors import CheckError
 SPARSE_FROM = 2048
 _LONG_WORDS = 6000
 _TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>")
-_DRAFTS = re.compile(r"^vllm:spec_decode_num_(drafts|accepted_tokens)_total(?:\{[^}]*\})? (\S+)",
+_DRAFTS = re.compile(r"^vllm:spec_decode_num_(drafts|accepted_tokens)_total(?:\{[^}]*\})? "
+                     r"([0-9]{1,18}(?:\.[0-9]*)?(?:e\+?[0-9]{1,2})?)\s*$",
                      re.MULTILINE)  # fmt: skip
 _WEATHER = {
     "type": "function",
@@ -258,7 +259,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     asked = parser.parse_args(arguments)
     try:
-        key = Path(asked.api_key_file).read_text("utf-8").strip() if asked.api_key_file else ""
+        key = Path(asked.api_key_file).read_text("ascii").strip() if asked.api_key_file else ""
+        if len(key.split()) > 1:  # an error about the header would show it
+            raise ValueError(f"{asked.api_key_file}: expected one key on one line")
         api = Api(asked.base, key=key, timeout=asked.timeout)
     except (OSError, ValueError) as error:
         sys.stderr.write(f"error: {error}\n")

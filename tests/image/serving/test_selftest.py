@@ -171,6 +171,37 @@ def test_answers_that_are_none(server: OpenAiServer, raw: str, found: str) -> No
     assert found in wrong["answer"]
 
 
+@pytest.mark.parametrize("message", [
+    {"content": ["a"]}, {"reasoning": 3}, {"tool_calls": 5}, {"tool_calls": "x"},
+    {"tool_calls": [{"index": "x", "function": {}}]},
+    {"tool_calls": [{"index": [], "function": {"name": []}}]},
+])  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_of_another_form_are_sentences(server, message: Any, *, stream: bool) -> None:
+    def raw(_: object) -> dict[str, Any]:
+        part = {"delta" if stream else "message": message, "finish_reason": {}}
+        text = json.dumps({"choices": [part], "usage": {"prompt_tokens": "x"}})
+        return {"raw": f"data: {text}\n\ndata: [DONE]\n\n" if stream else text}
+
+    server.behaviour.message = raw
+    found = failures(server)
+    assert "streamed answer" in found and "answer" in found
+
+
+def test_a_key_that_is_none_is_not_shown(server, tmp_path: Path, capsys) -> None:
+    (tmp_path / "key").write_text("hunter2\nhunter3")
+    assert main(["--base", server.url, "--api-key-file", str(tmp_path / "key")]) == 2
+    assert "hunter" not in capsys.readouterr().err and server.asked == []
+
+
+@pytest.mark.parametrize("page", ["abc", "1.2.3", "NaN", "1e999"])
+def test_counters_that_are_none(server, monkeypatch, page: str) -> None:
+    text = f"vllm:spec_decode_num_drafts_total {page}\n"
+    monkeypatch.setattr(Api, "get", lambda self, path: text)
+    with pytest.raises(Exception, match="none was made"):
+        SelfTest(Api(server.url), model="glm53", drafts=3)._speculation()
+
+
 def test_a_server_that_refuses(server: OpenAiServer) -> None:
     server.behaviour.fail = 500
     assert set(failures(server)) == EVERY_CHAT
