@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from imagebuild.commands import image
+from imagebuild import nvcc
+from imagebuild.commands import image, kernelbuild
 from imagebuild.commands.context import Context, host_arch
 from imagebuild.engines.tree import Built, Request, build, up_to_date
 from imagebuild.errors import UsageError
@@ -103,8 +104,17 @@ def run(context: Context) -> int:
         return image.run(context)
     request = request_of(context)
     built = build(request, context.upstream, context.console.step)
+    if context.arguments.kernel:
+        _compile(context, request)
     _show(context, request, built)
     return 0
+
+
+def _compile(context: Context, request: Request) -> None:
+    """Makes the kernel's library for the tree's processor, as the image build and a user do."""
+    out = kernelbuild.place(request.dist, request.platform)
+    kernelbuild.compiled(context, request.platform, out, nvcc.Options())
+    context.console.result(f"{out}: goes to /usr/local/lib/glm53/ on the machine that serves")
 
 
 def _show(context: Context, request: Request, built: Built) -> None:

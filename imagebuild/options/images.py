@@ -25,6 +25,9 @@ def build(verbs: Verbs) -> None:
                          help="a locked vLLM release")  # fmt: skip
         one.add_argument("--dist", metavar="DIR", help="where results go; default: dist")
         _image(one)
+    build.add_argument("--kernel", action="store_true",
+                       help="with the tree, compile the kernel's library for its processor; an "
+                       "image always has it")  # fmt: skip
 
 
 def reproduce(verbs: Verbs) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from imagebuild import nvcc, toolchain
 from imagebuild.cli import main
+from imagebuild.commands import build, kernelbuild
 from imagebuild.commands.kernelbuild import options
 from imagebuild.errors import EngineError
 
@@ -62,3 +64,21 @@ def test_a_folder_without_a_compiler(
     assert main(["kernel", "build", "--cuda", str(tmp_path), "--out", str(out)]) == 5
     assert "expected release 12.9 or newer" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_the_tree_engine_compiles_for_its_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, Path, nvcc.Options]] = []
+
+    def compiled(_context: object, platform: str, out: Path, chosen: nvcc.Options) -> None:
+        calls.append((platform, out, chosen))
+
+    monkeypatch.setattr(kernelbuild, "compiled", compiled)
+    said: list[str] = []
+    context = SimpleNamespace(console=SimpleNamespace(result=said.append))
+    request = SimpleNamespace(dist=tmp_path, platform="linux/arm64")
+    build._compile(context, request)  # type: ignore[arg-type]
+    out = tmp_path / "kernel" / "arm64" / "libglm53_kernel.so"
+    assert calls == [("linux/arm64", out, nvcc.Options())]
+    assert said == [f"{out}: goes to /usr/local/lib/glm53/ on the machine that serves"]
