@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -122,3 +123,23 @@ def test_the_code_is_the_start_s_also_when_nobody_reads_its_output():
         done = subprocess.run([sys.executable, "-B", "-c", code], stdout=full, env={},
                               stderr=subprocess.PIPE, check=False)  # fmt: skip
     assert (done.returncode, done.stderr) == (4, b"")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("words", "knobs", "code"), [
+    ([], {"GLM_DEPLOYMENT": "rtx6000-4x"}, 0), (["health"], {"GLM_DEPLOYMENT": "rtx6000-4x"}, 130),
+    (["model"], {}, 130),
+])  # fmt: skip
+def test_a_signal_while_python_still_imports(tmp_path, number, words, knobs, code):
+    (tmp_path / "serving").mkdir()
+    (tmp_path / "serving" / "__init__.py").touch()
+    slow = "import sys, time\nprint('ready', flush=True)\ntime.sleep(60)\n"
+    (tmp_path / "serving" / "cli.py").write_text(slow)
+    entry = tmp_path / "entrypoint.py"
+    entry.write_bytes(ENTRYPOINT.read_bytes())
+    with subprocess.Popen([sys.executable, str(entry), *words], env=knobs, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE) as started:  # fmt: skip
+        assert started.stdout.readline() == b"ready\n"
+        started.send_signal(number)
+        _, err = started.communicate(timeout=30)
+    assert (started.returncode, err) == (code, b"")
