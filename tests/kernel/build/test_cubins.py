@@ -99,7 +99,7 @@ def test_symbols(library: Path) -> None:
         assert isinstance(table, SymbolTableSection)
         assert isinstance(dynamic, DynamicSection)
         symbols = list(table.iter_symbols())
-        needed = [tag.needed for tag in dynamic.iter_tags("DT_NEEDED")]
+        needed = [vars(tag)["needed"] for tag in dynamic.iter_tags("DT_NEEDED")]
     exported = {one.name for one in symbols if one["st_shndx"] != "SHN_UNDEF"}
     wanted = {one.name for one in symbols if one["st_shndx"] == "SHN_UNDEF"} - {""}
     header = (SOURCE / "glm53_sparse_mla.h").read_text()
