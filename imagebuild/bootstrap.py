@@ -38,9 +38,12 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.flush()
         # build.py itself again, not -m: the caller's folder must not get onto sys.path.
         os.execv(python, [str(python), str(ROOT / "build.py"), *argv])  # noqa: S606
-    from imagebuild.cli import main as cli_main
+    try:
+        from imagebuild.cli import main as cli_main
 
-    return cli_main(list(argv))
+        return cli_main(list(argv))
+    except KeyboardInterrupt:  # while Python still imports
+        return 130
 
 
 def report(error: BuildError) -> int:

@@ -534,3 +534,13 @@ def test_both_requirement_files_agree() -> None:
     runtime, tests = _pinned("requirements.txt"), _pinned("requirements-test.txt")
     both = runtime.keys() & tests.keys()
     assert {name: runtime[name] for name in both} == {name: tests[name] for name in both}
+
+
+def test_an_interrupt_before_the_command_line_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_arguments: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bootstrap, "ensure", lambda *_: False)
+    monkeypatch.setattr(bootstrap, "VENV", Path(sys.prefix))
+    monkeypatch.setattr("imagebuild.cli.main", interrupted)
+    assert bootstrap.main(["plan"]) == 130
