@@ -29,10 +29,13 @@ def check(context: Context) -> int:
 def bench(context: Context) -> int:
     """Prepares the baselines, then times them beside ours where there is a GPU.
 
-    With `--prepare` it stops after the first half, which needs no GPU.
+    With `--prepare` it stops after the first half, which needs no GPU. Without, a machine that
+    cannot time them is told so before minutes of compiling.
     """
     asked = context.arguments
     parts = Path(asked.parts) if asked.parts else context.dist / "kernel-bench"
+    if not asked.prepare and not parts.is_dir():
+        _require_gpu(context)
     if asked.prepare or not parts.is_dir():
         _prepare(context, parts)
     if asked.prepare:
@@ -44,6 +47,18 @@ def bench(context: Context) -> int:
     words = ["-m", "kernel.bench", "--parts", str(parts), *_library(context)]
     words += ["--out", asked.out] if asked.out else []
     return _run(context, words)
+
+
+def _require_gpu(context: Context) -> None:
+    """Raises EngineError where the Python that would time has no torch with a GPU."""
+    python = _python(context.arguments.python)
+    code = "import sys, torch; sys.exit(0 if torch.cuda.is_available() else 4)"
+    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode:
+        found = "no GPU that it can use" if done.returncode == 4 else "none"
+        raise EngineError(f"{python}: expected torch with a GPU to time on, found {found}",
+                          hint="name a Python that has it with --python; --prepare makes the "
+                          "baselines without")  # fmt: skip
 
 
 def _prepare(context: Context, parts: Path) -> None:

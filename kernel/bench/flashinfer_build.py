@@ -46,8 +46,9 @@ VARIANTS = (
 _DEFINES = ("FLASHINFER_ENABLE_F16", "FLASHINFER_ENABLE_BF16", "FLASHINFER_ENABLE_FP8_E4M3",
             "FLASHINFER_ENABLE_FP8_E5M2", "FLASHINFER_ENABLE_FP8_E8M0",
             "FLASHINFER_ENABLE_FP4_E2M1", "NDEBUG")  # fmt: skip
-# The flags that FlashInfer's own build passes, read in flashinfer/jit/core.py of 0.7.0.
-_FLAGS = ("-O3", "-std=c++17", "-use_fast_math", "-static-global-template-stub=false",
+# The flags that FlashInfer's own build passes, read in flashinfer/jit/core.py of 0.7.0; -w, which
+# changes no code, keeps its warnings, a thousand lines, off the screen.
+_FLAGS = ("-w", "-O3", "-std=c++17", "-use_fast_math", "-static-global-template-stub=false",
           "--expt-relaxed-constexpr", "--compiler-options=-fPIC")  # fmt: skip
 _QUERY = "cudaDevAttrMaxSharedMemoryPerMultiprocessor"
 _SHIM = """\

@@ -82,7 +82,7 @@ def _machine() -> dict[str, Any]:
     except ImportError as error:
         raise Unable(
             f"torch: expected it for the fp64 reference, found none ({error}); run this "
-            "inside the image, or install torch with CUDA"
+            "inside the image, or by a Python that has torch with CUDA (build.py: --python FILE)"
         ) from error
     if not torch.cuda.is_available():
         raise Unable(f"GPU: expected one that torch {torch.__version__} can use, found none; run "
