@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console as RichConsole
     from rich.table import Table
 
+_SLOW = 32 << 20  # bytes; what is smaller comes in a moment: one line, once it is there
 _STYLES = {0: "green", 1: "yellow", 3: "red"}
 
 
@@ -116,9 +117,10 @@ class Console:
 
         def show(name: str, done: int, total: int | None) -> None:
             quarter = done * 4 // total if total else 0
-            if total and quarter > shown.get(name, 0):
+            if total and quarter > shown.get(name, 0) and (quarter == 4 or total >= _SLOW):
                 shown[name] = quarter
-                self.step(f"{name}: {quarter * 25} % of {total / 1e6:.0f} MB")
+                size = f"{total / 1e6:.0f} MB" if total >= 10**6 else f"{-(-total // 1000)} kB"
+                self.step(f"{name}: {quarter * 25} % of {size}")
 
         return show
 

@@ -16,7 +16,7 @@ from imagebuild.sources.disk import disk_errors, replace_file, sync_folder
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Replaces a file in one step. Raises EngineError when the disk is full or refuses."""
-    with disk_errors(path.parent, len(data)):
+    with disk_errors(path.parent, len(data), elsewhere=""):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, data)
 
@@ -43,7 +43,7 @@ def only_one(path: Path, what: str) -> Iterator[None]:
 
 
 def _open(path: Path) -> int:
-    with disk_errors(path.parent):
+    with disk_errors(path.parent, elsewhere=""):
         path.parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
 

@@ -103,7 +103,7 @@ def _recipes_base(recipe: Recipe, lock: Lock) -> Iterator[Finding]:
         yield Finding("error", str(lock.path), message)
     elif now() - base.epoch > OLD_AFTER:
         message = f"{age_of(base.epoch)}; build.py audit says what a newer one means"
-        yield Finding("warning", f"vLLM {base.version}", message)
+        yield Finding("warning", f"{recipe.title} {base.version}", message)
 
 
 def _wheels(base: BaseLock, upstream: Upstream) -> Iterator[Finding]:

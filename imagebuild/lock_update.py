@@ -96,7 +96,7 @@ def resolve(recipe: Recipe, lock: Lock, series: Series, version: str, upstream: 
     return Update(
         as_recipe(recipe, replace(lock, bases=ordered, requires=requires)),
         tuple(_changed(lock, version, base.fingerprints)),
-        tuple(_moved(known, base)),
+        tuple(_moved(recipe.title, known, base)),
     )
 
 
@@ -156,12 +156,18 @@ def require_names(accepted: Iterable[str], series: Series) -> None:
         series.patch(name)
 
 
-def require_accepted(changed: Sequence[Changed], accepted: Iterable[str]) -> None:
-    """Raises ReviewError for changed fingerprints of patches that nobody accepted by name."""
+def require_accepted(changed: Sequence[Changed], accepted: Iterable[str], title: str) -> None:
+    """Raises ReviewError for changed fingerprints of patches that nobody accepted by name.
+
+    Args:
+        changed: what changed.
+        accepted: names of patches, or "all".
+        title: of the patched project, in messages.
+    """
     names = set(accepted)
     open_ones = [c for c in changed if "all" not in names and c.patch not in names]
     problems = [
-        f"vLLM {c.version}, {c.patch}: {c.symbol}: {c.before} -> {c.after}" for c in open_ones
+        f"{title} {c.version}, {c.patch}: {c.symbol}: {c.before} -> {c.after}" for c in open_ones
     ]
     patches = sorted({c.patch for c in open_ones})
     against = " ".join(f"--against {v}" for v in dict.fromkeys(c.version for c in open_ones))
@@ -204,7 +210,7 @@ def _wheels(
         wanted = version if project == recipe.project else pins.get(project)
         if wanted is None or not is_exact(wanted):
             raise IntegrityError(
-                f"vLLM {version}: expected it to require one version of {project}, "
+                f"{recipe.title} {version}: expected it to require one version of {project}, "
                 f"found {wanted or 'none'}",
                 hint="name it in the recipe's wheels.pins" if project not in recipe.pins else None,
             )
@@ -290,16 +296,16 @@ def _changed(lock: Lock, version: str, found: Mapping[str, Fingerprints]) -> Ite
                 yield Changed(version, patch, edge, CALLED, "not called")
 
 
-def _moved(before: BaseLock | None, after: BaseLock) -> Iterable[str]:
+def _moved(title: str, before: BaseLock | None, after: BaseLock) -> Iterable[str]:
     if before is None:
         return
     for name in ("commit", "epoch", "versions", "pins", "wheels", "sdist"):
         old, new = getattr(before, name), getattr(after, name)
         if old != new and old is not None:
-            yield f"vLLM {after.version}: {name} was {old}, is {new}"
+            yield f"{title} {after.version}: {name} was {old}, is {new}"
     for path in sorted(before.targets.keys() & after.targets.keys()):
         if before.targets[path] != after.targets[path]:
-            yield f"vLLM {after.version}: {path} is another file than before"
+            yield f"{title} {after.version}: {path} is another file than before"
 
 
 def _tables(pins: Mapping[str, ImagePin | SourcePin]) -> dict[str, Any]:

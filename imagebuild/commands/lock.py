@@ -34,10 +34,10 @@ def show(context: Context) -> int:
     context.console.table(str(context.lock.path), columns, files)
     for version, base in context.lock.bases.items():
         count = sum(len(symbols) for symbols in base.fingerprints.values())
-        required = ", ".join(f"{project} {pin}" for project, pin in base.pins.items())
-        deeply = f"{len(base.deep.results)} deep results, " if base.deep else ""
-        context.console.result(f"  {version}: commit {base.commit or 'unknown'}, "
-                               f"{count} fingerprints, {deeply}{required}")  # fmt: skip
+        deeply = [f"{len(base.deep.results)} deep results"] if base.deep else []
+        required = [f"{project} {pin}" for project, pin in base.pins.items()]
+        facts = [f"commit {base.commit or 'unknown'}", f"{count} fingerprints", *deeply, *required]
+        context.console.result(f"  {version}: {', '.join(facts)}")
     context.console.document({
         "path": str(context.lock.path),
         "entries": [vars(one) for one in listed],
@@ -85,7 +85,7 @@ def update(context: Context) -> int:
             lock = found.lock
             changed += found.changed
             moved += found.moved
-        lock_update.require_accepted(changed, accepted)
+        lock_update.require_accepted(changed, accepted, context.recipe.title)
         versions = [lock.base(version).version for version in wanted]
         resolved = lock_remote.resolve(
             context.recipe,

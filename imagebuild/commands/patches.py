@@ -44,7 +44,7 @@ def show(context: Context) -> int:
     say(f"{patch.name}\n")
     say(context.series.docs[patch.name].strip() + "\n")
     for name, value in (("status", patch.status), ("upstream", patch.upstream or "-"),
-                        ("origin", patch.origin), ("knob", patch.knob or "-"),
+                        ("origin", patch.origin or "-"), ("knob", patch.knob or "-"),
                         ("needs", ", ".join(patch.needs) or "-"),
                         ("arches", ", ".join(patch.gpu_arches))):  # fmt: skip
         say(f"{name + ':':<10}{value}")

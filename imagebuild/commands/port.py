@@ -17,7 +17,7 @@ from imagebuild.porting.port import Ported, Releases, Result, port
 from imagebuild.upstream import Upstream
 
 _SAID = {
-    Result.FITS: "fits as it is; nothing to carry over",
+    Result.FITS: "as it is; nothing to carry over",
     Result.DROPPED: "is declared as dropped there, and the proof holds",
     Result.ABSORBED: "upstream has the fix: declare a drop",
     Result.CLEAN: "carried over; the probes hold",
@@ -33,7 +33,8 @@ def run(context: Context) -> int:
     names = _names(context)
     with context.upstream() as upstream:
         releases = _releases(context, upstream, arguments.to)
-        context.console.step(f"carry {len(names)} patches over to {releases.version}")
+        what = "1 patch" if len(names) == 1 else f"{len(names)} patches"
+        context.console.step(f"carry {what} over to {releases.version}")
         found = port(context.series, names, releases)
     asked = [one for one in found if one.patch.name in names]
     texts, changes = _changes(context, asked)
@@ -101,7 +102,10 @@ def _changes(context: Context, found: list[Ported]) -> tuple[dict[str, str], dic
 def _show(context: Context, one: Ported, diff: str) -> None:
     console, name = context.console, one.patch.name
     origin = f" from {one.base}" if one.base else ""
-    console.verdict(f"{name}: {one.result.value}{origin}: {_SAID[one.result]}", one.exit_code)
+    said = _SAID[one.result]
+    if one.result is Result.CONFLICT and not one.base:
+        said = "not carried over: there is nothing to start from"
+    console.verdict(f"{name}: {one.result.value}{origin}: {said}", one.exit_code)
     for edit in one.edits:
         _show_edit(context, edit)
     for note in one.notes:

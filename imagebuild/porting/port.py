@@ -191,7 +191,7 @@ class _Porting:
             return Ported(patch, Result.ABSORBED, notes=[evidence])
         old = selection.variant
         if old is None:
-            return Ported(patch, Result.CONFLICT, notes=[f"nothing to carry over: {selection.why}"])
+            return Ported(patch, Result.CONFLICT, notes=[str(selection.why)])
         ported = Ported(patch, Result.FITS, source=old)
         if not selection.is_beyond and self._holds(ported, old):
             return ported

@@ -32,7 +32,7 @@ def disk_errors(
     Args:
         folder: named in the message.
         needed: bytes that were to be written, where known.
-        elsewhere: what names another folder.
+        elsewhere: what names another folder; empty where that differs from call to call.
     """
     try:
         yield
@@ -40,9 +40,10 @@ def disk_errors(
         amount = f"room for {needed} bytes" if needed is not None else "to write"
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         found = "no space left there" if full else (error.strerror or type(error).__name__)
-        hint = f"name a folder that can be written: {elsewhere}"
+        hint = "name a folder that can be written" + (f": {elsewhere}" if elsewhere else "")
         if full:
-            hint = f"free some space, run `build.py cache prune`, or set {elsewhere}"
+            rest = f", or set {elsewhere}" if elsewhere else ""
+            hint = f"free some space, run `build.py cache prune`{rest}"
         raise DiskError(f"{folder}: expected {amount}, found {found}", hint=hint) from error
 
 

@@ -112,7 +112,12 @@ def _from_hub(name: str, http: Http, hub: str, token: str | None, revision: str)
     where = f"{scrub(hub)}/{name}"
     headers = hub_headers(token)
     address = f"{hub}/api/models/{name}/revision/{quote(revision, safe='')}"
-    answer = _json(_ask(http, address, f"the model {name} at {revision}", headers), where)
+    try:
+        reply = _ask(http, address, f"the model {name} at {revision}", headers)
+    except EngineError as error:
+        error.hint = f"{error.hint}; HF_ENDPOINT names a mirror" if error.hint else None
+        raise
+    answer = _json(reply, where)
     model = answer if isinstance(answer, dict) else {}
     commit = model.get("sha")
     if not isinstance(commit, str) or not re.fullmatch(r"[0-9a-f]{40}", commit):

@@ -92,6 +92,9 @@ class TestSmall:
         assert ran.code == 1  # nobody has locked it
         assert "fits 3 lines above where the diff has it [toylib/core.py:2]" in ran.out
         assert product.run("lock", "update", "wheels", *named).code == 0
+        shown = product.run("lock", "show", *named).out
+        assert "  1.2.0: commit unknown, 1 fingerprints\n" in shown
+        assert "origin:   -\n" in product.run("patches", "show", "toy-lib-limit", *named).out
         ran = product.run("build", "--arch", "sm_120", *named)
         assert ran.code == 0, ran
         assert "fits 3 lines above" in ran.out
@@ -214,6 +217,13 @@ class TestTransformers:
         ran = self.run(root, "patches", "port", "--all", "--to", LATER)
         assert ran.code == 0, ran.out
         assert f"to {LATER}: 2 clean" in ran.out
+
+
+def test_the_page_names_the_recipe_in_each_call() -> None:
+    """In a clone of this repository there are two, and a call without a name ends with 2."""
+    way = PAGE.partition("## The way of a change")[2].partition("```sh\n")[2].partition("```")[0]
+    assert len(way.splitlines()) > 5
+    assert all("--recipe transformers" in line for line in way.splitlines())
 
 
 def test_the_page_names_what_there_is() -> None:

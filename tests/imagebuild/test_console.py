@@ -98,3 +98,13 @@ def test_progress_without_a_terminal_is_a_line_a_quarter(
     assert capsys.readouterr().err == "".join(
         f"- a.whl: {quarter} % of 100 MB\n" for quarter in (25, 50, 75, 100)
     )
+
+
+@pytest.mark.parametrize(("size", "said"), [(4_000_000, "4 MB"), (28, "1 kB")])
+def test_progress_of_a_small_file_is_one_line(
+    capsys: pytest.CaptureFixture[str], size: int, said: str
+) -> None:
+    with Console().progress() as show:
+        for quarter in range(1, 5):
+            show("a.json", size * quarter // 4, size)
+    assert capsys.readouterr().err == f"- a.json: 100 % of {said}\n"

@@ -40,6 +40,16 @@ def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
     assert names(path.parent) == ["file"]
 
 
+def test_a_folder_that_refuses_is_not_taken_for_the_cache() -> None:
+    """The cache is one place of several: its variable moves no report and no lock file."""
+    with pytest.raises(EngineError, match="expected room for 3 bytes") as caught:
+        write_atomically(Path("/proc/none/file"), b"abc")
+    assert caught.value.hint == "name a folder that can be written"
+    with pytest.raises(EngineError) as caught, only_one(Path("/proc/none/lock"), "x"):
+        pass
+    assert caught.value.hint == "name a folder that can be written"
+
+
 def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     write_atomically(path, b"old")

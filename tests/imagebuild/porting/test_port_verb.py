@@ -179,6 +179,15 @@ def test_names_or_all(product: Product, words: list[str]) -> None:
     assert "expected names of patches or --all" in ran.err
 
 
+def test_a_release_before_a_patch_shows_no_sides(old_greeter: Product) -> None:
+    old_greeter.replace(MODULE, ">=0.31,<0.32", ">=0.32,<0.33")
+    ran = old_greeter.run("patches", "port", GREETER, "--to", "0.31.0")
+    assert ran.code == 3, ran
+    assert f"{GREETER}: conflict: not carried over: there is nothing to start from" in ran.out
+    assert "0.31.0 is before its first range" in ran.out
+    assert "carry 1 patch over to 0.31.0" in ran.err
+
+
 def test_a_release_that_nothing_is_locked_for(old_greeter: Product) -> None:
     old_greeter.only_locked("0.33.0")
     ran = old_greeter.run("patches", "port", GREETER, "--to", "0.32.0")

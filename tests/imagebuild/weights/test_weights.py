@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 import struct
 import threading
 from collections.abc import Iterator
@@ -533,3 +534,15 @@ class TestFolders:
             (folder / ".weights.lock").write_bytes(b"")
             assert fetch(folder) == 0
             assert content(folder) == FILES
+
+
+def test_a_hub_that_is_out_of_reach(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as taken:  # bound and deaf: every connection is refused
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        assert fetch(tmp_path / "weights") == 5
+    said = capsys.readouterr().err
+    assert "expected the model" in said
+    assert "; HF_ENDPOINT names a mirror\n" in said
