@@ -230,6 +230,12 @@ class Start:
         s = plan.settings
         try:
             token = read_token(Path(s.text("STATUS_TOKEN_FILE"))) if s["STATUS_TOKEN_FILE"] else ""
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise EnvironmentFault(
+                f"GLM_STATUS_TOKEN_FILE={s.text('STATUS_TOKEN_FILE')} cannot be used: {reason}"
+            ) from error
+        try:
             options = Options(
                 s.text("STATUS_HOST"), s.number("STATUS_PORT"), Path(s.text("STATE_DIR")),
                 Path(s.text("LOG_DIR")) / _LOG, token,

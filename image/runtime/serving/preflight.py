@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from serving import checkpoint, places, template
+from serving import checkpoint, places, smallfile, template
 from serving.checkpoint import Checkpoint
 from serving.errors import CheckError, ServingError, raise_all
 from serving.machine import Gpu, Machine, MachineError
@@ -296,7 +296,7 @@ def api_key(plan: Plan) -> str:
     if not name:
         return ""
     try:
-        key = Path(name).read_text("ascii").strip()
+        key = smallfile.read(Path(name), smallfile.KEY_BYTES).decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no ASCII text"
         raise CheckError(f"GLM_API_KEY_FILE={name} cannot be read: {reason}") from None

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from serving import smallfile
 from serving.chat import Api, ApiError, Reply
 from serving.errors import CheckError
 
@@ -259,9 +260,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     asked = parser.parse_args(arguments)
     try:
-        key = Path(asked.api_key_file).read_text("ascii").strip() if asked.api_key_file else ""
+        file = asked.api_key_file
+        key = smallfile.read(Path(file), smallfile.KEY_BYTES).decode("ascii") if file else ""
+        key = key.strip()
         if len(key.split()) > 1:  # an error about the header would show it
-            raise ValueError(f"{asked.api_key_file}: expected one key on one line")
+            raise ValueError(f"{file}: expected one key on one line")
         api = Api(asked.base, key=key, timeout=asked.timeout)
     except (OSError, ValueError) as error:
         sys.stderr.write(f"error: {error}\n")

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from serving import state, statusfacts, statusmcp, statuspage
+from serving import smallfile, state, statusfacts, statusmcp, statuspage
 
 _COOKIE = "glm53_status"
 _LARGEST = 1 << 16  # bytes of a request's body
@@ -304,7 +304,7 @@ def read_token(file: Path) -> str:
         ValueError: it is too short to be one, or cannot stand in a header.
         OSError: the file cannot be read.
     """
-    token = file.read_text("ascii", "replace").strip()
+    token = smallfile.read(file, smallfile.KEY_BYTES).decode("ascii", "replace").strip()
     if len(token) < 16 or not all(
         33 <= ord(letter) < 127 and letter not in '";,\\' for letter in token
     ):

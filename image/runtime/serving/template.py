@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from serving import places
+from serving import places, smallfile
 from serving.errors import CheckError
 from serving.resolve import Plan
 
@@ -38,7 +38,7 @@ def _source(plan: Plan) -> tuple[Path, str]:
     if not asked and not place.is_file():
         return _inside(folder / "tokenizer_config.json", place)
     try:
-        return place, place.read_text("utf-8")
+        return place, smallfile.read(place, smallfile.TEMPLATE_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise CheckError(f"{place}: the chat template cannot be read: {error}") from error
 

@@ -277,14 +277,19 @@ def test_contradiction_starts_nothing(folder, start):
     assert not (folder / "logs").exists()
 
 
-def test_status_page_that_cannot_bind_is_a_sentence(start):
+def test_status_page_that_cannot_bind_is_a_sentence(folder, start):
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
         rank = start(GLM_STATUS_HOST="192.0.2.1", GLM_STATUS_TOKEN_FILE="/nowhere")
         code, output = rank.ended()
     assert code == 5
-    assert "the status server cannot be started" in output
+    assert "GLM_STATUS_TOKEN_FILE=/nowhere cannot be used: No such file" in output
+    (folder / "token").write_text("0123456789abcdef")
+    rank = start(GLM_STATUS_HOST="192.0.2.1", GLM_STATUS_TOKEN_FILE=str(folder / "token"))
+    code, output = rank.ended()
+    assert code == 5
+    assert "the status server cannot be started" in output and "0123456789" not in output
 
 
 def test_a_fault_of_our_own_is_a_sentence_too(folder, start):
