@@ -125,6 +125,11 @@ class Console:
         return show
 
 
+def counted(number: int, word: str, plural: str = "") -> str:
+    """A number with its noun, such as "1 error" and "2 errors"."""
+    return f"{number} {word if number == 1 else plural or word + 's'}"
+
+
 def _rich(color: str, *, stderr: bool) -> RichConsole:
     from rich.console import Console as RichConsole
 

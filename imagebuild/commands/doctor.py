@@ -6,6 +6,7 @@ from pathlib import Path
 
 from imagebuild.commands.context import Context
 from imagebuild.commands.render import pairs
+from imagebuild.console import counted
 from imagebuild.doctor import host
 
 _CODES = {"ok": 0, "warn": 1, "fail": 3}
@@ -29,7 +30,8 @@ def run(context: Context) -> int:
     )
     failed = sum(one.level == "fail" for one in findings)
     warned = sum(one.level == "warn" for one in findings)
-    context.console.verdict(f"doctor: {failed} failures, {warned} warnings", code)
+    said = f"{counted(failed, 'failure')}, {counted(warned, 'warning')}"
+    context.console.verdict(f"doctor: {said}", code)
     context.console.document({
         "deployment": plan.profile.name,
         "ok": failed == 0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from imagebuild.commands.context import Context
+from imagebuild.console import counted
 from imagebuild.errors import UsageError
 from imagebuild.lint import dockerfile, serving
 
@@ -21,7 +22,8 @@ def run(context: Context) -> int:
         text = f"{one.file}:{one.line}: {one.level} {one.code}: {one.message}{fix}"
         context.console.verdict(text, code)
     code = 3 if errors else 1 if warnings and context.arguments.strict else 0
-    context.console.verdict(f"lint: {errors} errors, {warnings} warnings", code)
+    said = f"{counted(errors, 'error')}, {counted(warnings, 'warning')}"
+    context.console.verdict(f"lint: {said}", code)
     context.console.document({
         "ok": not errors,
         "exit_code": code,

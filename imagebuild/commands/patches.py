@@ -11,6 +11,7 @@ from imagebuild.audit.report import json_report, text_report
 from imagebuild.audit.run import Job
 from imagebuild.catalogue import markdown, versions_of
 from imagebuild.commands.context import Context
+from imagebuild.console import counted
 from imagebuild.errors import UsageError
 from imagebuild.patching.apply import Result, apply, pristine, revert
 from imagebuild.patching.manifest import MANIFEST, read_manifest
@@ -28,7 +29,8 @@ def list_patches(context: Context) -> int:
     rows = [(p.name, versions_of(p), p.status, p.knob or "-", _first_line(context.series, p))
             for p in patches]  # fmt: skip
     columns = ("patch", "versions", "upstream status", "knob", "what it does")
-    context.console.table(f"{context.recipe.name}: {len(rows)} patches", columns, rows)
+    head = f"{context.recipe.name}: {counted(len(rows), 'patch', 'patches')}"
+    context.console.table(head, columns, rows)
     context.console.document({
         "recipe": context.recipe.name,
         "series": context.series.digest,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from imagebuild.commands.context import Context
+from imagebuild.console import counted
 from imagebuild.errors import IntegrityError, UsageError
 from imagebuild.files import write_atomically
 from imagebuild.patching.tree import OverlayTree, Tree
@@ -33,7 +34,7 @@ def run(context: Context) -> int:
     names = _names(context)
     with context.upstream() as upstream:
         releases = _releases(context, upstream, arguments.to)
-        what = "1 patch" if len(names) == 1 else f"{len(names)} patches"
+        what = counted(len(names), "patch", "patches")
         context.console.step(f"carry {what} over to {releases.version}")
         found = port(context.series, names, releases)
     asked = [one for one in found if one.patch.name in names]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from imagebuild.console import Console
+from imagebuild.console import Console, counted
 from imagebuild.errors import UsageError
 
 
@@ -98,6 +98,11 @@ def test_progress_without_a_terminal_is_a_line_a_quarter(
     assert capsys.readouterr().err == "".join(
         f"- a.whl: {quarter} % of 100 MB\n" for quarter in (25, 50, 75, 100)
     )
+
+
+def test_one_is_no_plural() -> None:
+    assert [counted(n, "error") for n in (0, 1, 2)] == ["0 errors", "1 error", "2 errors"]
+    assert [counted(n, "patch", "patches") for n in (1, 2)] == ["1 patch", "2 patches"]
 
 
 @pytest.mark.parametrize(("size", "said"), [(4_000_000, "4 MB"), (28, "1 kB")])
