@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from imagebuild.errors import ReviewError
+from imagebuild.lock_update import Changed, require_accepted
 from tests.support.product import (
     COUNTER,
     FLASHINFER,
@@ -112,6 +114,15 @@ def test_a_changed_scope_needs_its_patch_to_be_named(
     assert "vLLM 0.31.0: wheels was" in ran.out
     assert product.lock_file.read_bytes() != before
     assert product.run("audit", "--against", "0.31.0").code == 0
+
+
+def test_another_project_is_not_called_vllm() -> None:
+    changed = Changed("1.3.0", "limit", "toylib/core.py", "t1:a", "t1:b")
+    with pytest.raises(
+        ReviewError, match=r"- toy-lib 1\.3\.0, limit: toylib/core\.py: t1:a -> t1:b"
+    ):
+        require_accepted([changed], [], "toy-lib")
+    require_accepted([changed], ["limit"], "toy-lib")
 
 
 def test_every_release_is_told_before_anybody_has_to_accept(product: Product) -> None:
