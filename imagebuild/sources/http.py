@@ -305,7 +305,11 @@ class _Session(requests.Session):
     def get_redirect_target(self, resp: requests.Response) -> str | None:
         """Where a redirect leads: a server must not send us to files of this machine."""
         target: str | None = super().get_redirect_target(resp)
-        if target and urlsplit(urljoin(resp.url, target)).scheme not in ("http", "https"):
+        try:
+            scheme = urlsplit(urljoin(resp.url, target or "")).scheme
+        except ValueError:
+            scheme = ""
+        if target and scheme not in ("http", "https"):
             resp.close()
             raise requests.exceptions.InvalidSchema("a redirect to what is no http address")
         return target

@@ -81,14 +81,24 @@ def read_listing(source: str, http: Http, *, hub: str, token: str | None, revisi
         EngineError: it does not answer.
         IntegrityError: what it says cannot be a list of files.
     """
-    if urlsplit(source).scheme in ("http", "https"):
+    if _scheme(source) in ("http", "https"):
         return _from_web(source, http)
     if Path(source).is_dir():
         return _from_folder(Path(source))
     if _REPOSITORY.fullmatch(source) and not source.startswith((".", "/")):
+        if _scheme(hub) not in ("http", "https"):
+            raise UsageError(f"HF_ENDPOINT={scrub(hub)}: expected an http address, found another")
         return _from_hub(source, http, hub.rstrip("/"), token, revision)
     raise UsageError(f"{scrub(source)}: expected OWNER/NAME, an http address or a folder, "
                      "found none of them")  # fmt: skip
+
+
+def _scheme(address: str) -> str:
+    try:
+        return urlsplit(address).scheme
+    except ValueError as error:  # such as http://[
+        raise UsageError(f"{scrub(address)}: expected an http address, found that it is malformed "
+                         f"({error})") from error  # fmt: skip
 
 
 def hub_headers(token: str | None) -> dict[str, str]:
@@ -153,11 +163,18 @@ def _pages(
         yield from entries
         count += len(entries)
         match = _NEXT.search(reply.headers.get("Link", ""))
-        next_page = urljoin(next_page, match[1]) if match else None
-        # A token goes to the host that it is for, and by no weaker scheme.
-        if next_page and urlsplit(next_page)[:2] != urlsplit(url)[:2]:
-            raise IntegrityError(f"{where}: expected the next page on the same host, "
-                                 f"found {scrub(next_page)}")  # fmt: skip
+        next_page = _on_same_host(url, next_page, match[1], where) if match else None
+
+
+def _on_same_host(url: str, page: str, link: str, where: str) -> str:
+    """Where a link of a page leads: a token goes to its own host, and by no weaker scheme."""
+    try:
+        address = urljoin(page, link)
+        if urlsplit(address)[:2] == urlsplit(url)[:2]:
+            return address
+    except ValueError:  # such as http://[
+        pass
+    raise IntegrityError(f"{where}: expected the next page on the same host, found {scrub(link)}")
 
 
 def _hub_file(entry: dict[str, object], base: str, where: str) -> WeightFile:

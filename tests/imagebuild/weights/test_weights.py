@@ -394,7 +394,7 @@ class TestHostileHubs:
 
     @pytest.mark.parametrize("link", [
         "<file:///etc/passwd>", "<//localhost/x>", "<https://127.0.0.1/x>",
-        "<http://user:hunter2@elsewhere/x>",
+        "<http://user:hunter2@elsewhere/x>", "<http://[>",
     ])  # fmt: skip
     def test_the_next_page_is_on_the_same_host(self, hub: Hub, tmp_path: Path, capfd,
                                                link: str) -> None:  # fmt: skip
@@ -418,6 +418,21 @@ class TestHostileHubs:
         with_token = {path for path, _, said in hub.asked if "hf_secret" in said}
         assert with_token and not any(path.startswith("/plain/") for path in with_token)
         assert content(tmp_path / "w") == FILES
+
+    @pytest.mark.parametrize("addresses", [
+        ("http://[", NAME), ("hub.example", NAME), ("file:///etc", NAME), ("", "https://[::1"),
+    ])  # fmt: skip
+    def test_addresses_that_are_none(self, tmp_path: Path, monkeypatch, capfd, addresses) -> None:
+        monkeypatch.setattr(weights, "read_settings", lambda: PipSettings("", retries=1))
+        monkeypatch.setenv("HF_ENDPOINT", addresses[0])
+        assert fetch(tmp_path / "w", source=addresses[1]) == 2
+        assert "expected an http address" in capfd.readouterr().err
+
+    @pytest.mark.parametrize("place", ["http://[", "gopher://127.0.0.1/", "//["])
+    def test_a_redirect_to_nowhere(self, hub: Hub, tmp_path: Path, capfd, place: str) -> None:
+        hub.redirect = place
+        assert fetch(tmp_path / "w") == 5
+        assert "the address is malformed" in capfd.readouterr().err
 
     def test_a_redirect_to_a_file_of_this_machine(self, hub: Hub, tmp_path: Path, capfd) -> None:
         for name, body in FILES.items():
