@@ -22,6 +22,8 @@ _NAME = re.compile(
     r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?"
 )  # source: RFC 1035 labels, with room for -0-1
 _RESOURCE = re.compile(r"[a-z0-9.-]+/[A-Za-z0-9_.-]+")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
+_LABEL = re.compile(r"([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 # The name that the shared RDMA device plugin's own example uses.
 RDMA = "rdma/hca_shared_devices_a"
 # How long a start may take in all: until then the entry point gives up by itself, and says why.
@@ -133,8 +135,15 @@ def _check(wanted: Wanted) -> None:
     paths = {"--model-path": wanted.model_path, "--cache-path": wanted.cache_path,
              "--drafter-path": wanted.drafter_path or "/"}  # fmt: skip
     for what, path in paths.items():
-        if not path.startswith("/"):
+        # A hostPath with ".." is refused by Kubernetes, and only when it is applied.
+        if not path.startswith("/") or ".." in path.split("/") or not path.isprintable():
             problems.append(f"{what}: expected an absolute path on the nodes, found {path!r}")
+    if not _IMAGE.fullmatch(wanted.image):
+        problems.append(f"--image: expected the name of an image, found {wanted.image!r}")
+    for label, value in wanted.selector.items():
+        if not _LABEL.fullmatch(label) or (value and not _LABEL.fullmatch(value)) or "/" in value:
+            problems.append(f"--node-label: expected a label such as gpu=gb10, found "
+                            f"{f'{label}={value}'!r}")  # fmt: skip
     problems += [f"--set {name}: the manifest sets it itself" for name in _OURS
                  if name in wanted.knobs]  # fmt: skip
     problems += [f"--set {name}: expected a name that starts with GLM_" for name in wanted.knobs

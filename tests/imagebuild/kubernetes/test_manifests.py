@@ -12,7 +12,7 @@ from serving.profiles import PROFILES
 
 from imagebuild.cli import main
 
-MORE = ["--api-key-secret", "keys", "--node-label", "gpu=gb10", "--node-label", "zone=a: b",
+MORE = ["--api-key-secret", "keys", "--node-label", "gpu=gb10", "--node-label", "zone=eu-1_a.b", "--node-label", "example.com/spare=",
         "--replicas", "3"]  # fmt: skip
 DRAFTER = {"gb10-4x": ["--drafter-path", "/srv/drafter"]}
 
@@ -115,6 +115,9 @@ def test_a_start_is_not_ended_before_it_gives_up_itself(capfd) -> None:
     (["--set", "PATH=/x"], "expected a name that starts with GLM_"),
     (["--set", "GLM_TP"], "--set: expected NAME=VALUE"), (["--name", "GLM 53"], "--name: expected"),
     (["--model-path", "here"], "--model-path: expected an absolute path"),
+    (["--model-path", "/m/../x"], "--model-path: expected"), (["--image", "x\ny"], "--image: exp"),
+    (["--cache-path", "/a\nb"], "--cache-path: expected"), (["--image=-x"], "--image: expected"),
+    (["--node-label", "a: b=c"], "--node-label: expected"), (["--node-label", "a=b c"], "'a=b c'"),
     (["--cluster", "ray", "--set", "GLM_CLUSTER=mentat"], "GLM_CLUSTER=mentat, but this image"),
     (["--set", "GLM_SPECULATION=dflash2"], "--drafter-path: speculation is dflash2"),
     (["--drafter-path", "/srv/d"], "speculation is mtp"), (["--rdma", "x y"], "--rdma: expected"),
