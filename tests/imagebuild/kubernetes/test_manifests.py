@@ -12,8 +12,8 @@ from serving.profiles import PROFILES
 
 from imagebuild.cli import main
 
-MORE = ["--api-key-secret", "keys", "--node-label", "gpu=gb10", "--node-label", "zone=eu-1_a.b", "--node-label", "example.com/spare=",
-        "--replicas", "3"]  # fmt: skip
+MORE = ["--api-key-secret", "keys", "--node-label", "gpu=gb10", "--node-label", "zone=eu-1_a.b",
+        "--node-label", "example.com/spare=", "--replicas", "3"]  # fmt: skip
 DRAFTER = {"gb10-4x": ["--drafter-path", "/srv/drafter"]}
 
 
