@@ -19,6 +19,7 @@ PREFIX = "GLM_"
 DEPLOYMENT = "GLM_DEPLOYMENT"
 DEPLOYMENTS = tuple(PROFILES)
 _SECRET = re.compile(r"KEY|TOKEN(?!S)|SECRET|PASSWORD")
+_WITH_SECRET = re.compile(r"api[-_]?key|token(?!s)|secret|password", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,8 @@ def _unknown(environ: Mapping[str, str], knobs: Mapping[str, Knob]) -> Iterator[
 
 def _shown(name: str, value: str) -> str:
     """A variable and its value, or its name alone: a secret may stand where its file should."""
-    return name if _SECRET.search(name) else f"{name}={value!r}"
+    has_secret = _SECRET.search(name) or _WITH_SECRET.search(value)
+    return name if has_secret else f"{name}={value!r}"
 
 
 def _former(environ: Mapping[str, str], knobs: Iterable[Knob]) -> Iterator[str]:

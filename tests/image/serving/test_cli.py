@@ -89,6 +89,16 @@ def test_a_secret_where_its_file_should_be_is_not_shown(run, name):
     assert name in err and "hunter2" not in out + err
 
 
+@pytest.mark.parametrize("value", [
+    "--api-key hunter2", '["--api-key","hunter2"', '["--api_key=hunter2"]', "{hf_token: hunter2}",
+    '["--api-key","hunter2"]', '["--hf-token", "hunter2"',
+])  # fmt: skip
+def test_a_secret_among_arguments_is_not_shown(run, value):
+    started, out, err = run("plan", GLM_DEPLOYMENT="rtx6000-4x", GLM_EXTRA_ARGS=value)
+    assert started.returncode == 2 and err
+    assert "hunter2" not in out + err
+
+
 def test_a_token_as_an_argument_is_refused_and_told_where_it_belongs(run):
     started, _out, err = run("plan", "--hf-token", "x", GLM_DEPLOYMENT="rtx6000-4x")
     assert started.returncode == 2 and "set HF_TOKEN" in err
