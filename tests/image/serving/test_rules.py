@@ -76,6 +76,7 @@ CASES = [
      {"GLM_STATUS_PORT": "8090"}),
     (RTX, {"GLM_API_KEY_FILE": "/k", "VLLM_API_KEY": "s"}, "unset VLLM_API_KEY",
      {"VLLM_API_KEY": ""}),
+    (RTX, {"VLLM_API_KEY": "s"}, "which the self-test does not know", {"GLM_SELF_TEST": "0"}),
     (RTX, {"GLM_STATUS_HOST": "0.0.0.0"}, "needs GLM_STATUS_TOKEN_FILE",
      {"GLM_STATUS_TOKEN_FILE": "/t"}),
 ]  # fmt: skip
