@@ -114,10 +114,11 @@ def take(
         EnvironmentFault: a file that is there cannot be read.
     """
     manifest = _manifest(site / places.MANIFEST)
+    base = manifest.get("base")
     parts = {
         "image": plan.settings.text("IMAGE_ID") or _UNKNOWN,
         "runtime": _folder(root),
-        "base": str(manifest.get("base", {}).get("version", _UNKNOWN)),
+        "base": str(base.get("version", _UNKNOWN)) if isinstance(base, dict) else _UNKNOWN,
         "series": str(manifest.get("series", _UNKNOWN)),
         "kernel": _file(kernel),
         "kernel/package": _folder(site / "glm53_sparse_mla"),
@@ -170,6 +171,6 @@ def _manifest(path: Path) -> Mapping[str, Any]:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise EnvironmentFault(f"{path}: the build's manifest cannot be read: {error}") from error
     return found if isinstance(found, dict) else {}

@@ -122,7 +122,7 @@ def _advice(plan: Plan) -> str:
 def _document(data: bytes) -> Mapping[str, Any] | None:
     try:
         found = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) and found.get("schema") == 1 else None
 

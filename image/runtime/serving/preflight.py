@@ -240,7 +240,9 @@ def tree_problems(plan: Plan, site: Path) -> Iterator[str]:
     except FileNotFoundError:
         yield f"{path} is not there: this vLLM is not a patched one"
         return
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError,
+    ) as error:  # fmt: skip
         yield f"{path}: the build's manifest cannot be read: {error}"
         return
     for name, digest in sorted(expected.items()):

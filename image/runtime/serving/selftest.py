@@ -166,7 +166,7 @@ class SelfTest:
         [(name, arguments)] = reply.calls
         try:
             city = json.loads(arguments)["city"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise _FailedError(
                 f"expected arguments with a city, found {arguments[:80]!r}"
             ) from None

@@ -165,7 +165,7 @@ def read(folder: Path) -> Mapping[str, Any] | None:
     """The state that a folder holds; None where there is none or it is of another schema."""
     try:
         document = json.loads((folder / FILE_NAME).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from serving import caches, fingerprint
+from serving import caches, fingerprint, places
 from serving.errors import EnvironmentFault
 from serving.fingerprint import Fingerprint
 from serving.resolve import resolve
@@ -124,3 +124,16 @@ class TestCaches:
         (folder / "cache").write_text("a file")
         with pytest.raises(EnvironmentFault, match="GLM_CACHE_DIR="):
             self.prepare(folder)
+
+
+@pytest.mark.parametrize("manifest", ['{"base": "0.31.0"}', '{"base": [], "series": {}}', "[1]"])
+def test_a_manifest_of_another_form(folder, manifest):
+    """As with GLM_PREFLIGHT=warn, where preflight's word on it is a notice."""
+    (folder / "site" / places.MANIFEST).write_text(manifest)
+    assert take(folder).parts["base"] == "unknown"
+
+
+def test_a_manifest_of_any_depth(folder):
+    (folder / "site" / places.MANIFEST).write_text("[" * 100_000)
+    with pytest.raises(EnvironmentFault, match="the build's manifest cannot be read"):
+        take(folder)
