@@ -21,8 +21,9 @@ VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 # What runs inside the base is standard library only, whichever Python the base has.
 ENGINE_TESTS = "tests/imagebuild/patching"
 FAILED = 3
-# Tests that share an engine, a compiled library or an environment stay in one process.
-PARALLEL = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "loadgroup")
+# tests/conftest.py says which tests stay in one process. In their order, so that the engine's,
+# which take longest, do not come last.
+PARALLEL = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "loadscope", "--no-loadscope-reorder")
 
 
 def run(arguments: Sequence[str], root: Path = ROOT) -> int:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from tests.support.browser import Browser
     from tests.support.realtrees import FolderTrees, RealTrees
 
-HERE = Path(__file__).resolve().parent
 # A folder with unzipped wheels (v0.31.0/vllm/...) to use instead of the package index.
 TREES = "IMAGEBUILD_TEST_TREES"
 # Folders whose tests share something that takes a minute to make: an image, a library, a venv.
@@ -36,12 +35,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("version", versions)
 
 
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Gives a process whole files, and of `SHARED` folders all: xdist's own groups need a mark a
+    test, and no longer reach its scheduler under pytest 9.2.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return next((name for name in SHARED if name in file.split("/")), file)
+
+    return Scheduler(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what reads a real wheel, what needs a browser, and what runs in one process."""
+    """Marks what reads a real wheel, and what needs a browser."""
     for item in items:
-        folders = item.path.relative_to(HERE).parts
-        if group := next((name for name in SHARED if name in folders), None):
-            item.add_marker(pytest.mark.xdist_group(group))
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.browser)
         if FIXTURES & set(getattr(item, "fixturenames", ())) and not os.environ.get(TREES):

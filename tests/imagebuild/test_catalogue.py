@@ -73,8 +73,8 @@ def test_needs_are_listed_once(made: str) -> None:
         ]
 
 
-def test_only_this_verb_knows_markdown(product: Product) -> None:
-    ran = product.run("audit", "--format", "markdown")
+def test_not_every_verb_knows_markdown(product: Product) -> None:
+    ran = product.run("verify", "--format", "markdown")
     assert ran.code == 2
     assert "invalid choice: 'markdown'" in ran.err
 

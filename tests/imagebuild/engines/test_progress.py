@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from imagebuild.engines.docker import _failure
+from imagebuild.engines.failure import failure
 from imagebuild.engines.progress import Progress, short
 from imagebuild.errors import BrokenError, BuildError, EngineError, IntegrityError, ReviewError
 
@@ -76,7 +76,7 @@ def failing(code: int, *log: str) -> BuildError:
         "------",
         "ERROR: failed to solve: process did not complete successfully",
     ])  # fmt: skip
-    return _failure(read(text)[0])
+    return failure(read(text)[0])
 
 
 @pytest.mark.parametrize(
@@ -112,14 +112,14 @@ def test_failed_step_shows_the_last_lines_only() -> None:
     ],
 )
 def test_what_buildkit_refuses_has_a_next_command(said: str, hint: str) -> None:
-    error = _failure(read(f"#3 [internal] load\nERROR: {said}")[0])
+    error = failure(read(f"#3 [internal] load\nERROR: {said}")[0])
     assert isinstance(error, EngineError)
     assert said in str(error)
     assert hint in str(error.hint)
 
 
 def test_silent_end_is_an_error_too() -> None:
-    assert "nothing" in str(_failure(read("")[0]))
+    assert "nothing" in str(failure(read("")[0]))
 
 
 def test_long_names_are_cut() -> None:

@@ -203,7 +203,7 @@ class Raw:
             while True:
                 connection, _ = self._socket.accept()
                 with connection, contextlib.suppress(OSError):
-                    connection.recv(65536)
+                    _whole_request(connection)
                     connection.sendall(self.head)
                     while self.piece:
                         connection.sendall(self.piece)
@@ -212,6 +212,17 @@ class Raw:
         self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         self._thread.join()
+
+
+def _whole_request(connection: socket.socket) -> None:
+    """Reads all of it: closing with a rest unread would reset what was sent."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += connection.recv(65536) or b"\r\n\r\n"
+    head, _, body = data.partition(b"\r\n\r\n")
+    length = re.search(rb"(?i)content-length: (\d+)", head)
+    while length and len(body) < int(length[1]):
+        body += connection.recv(65536) or b" " * int(length[1])
 
 
 OK = b"HTTP/1.1 200 OK\r\n\r\n"

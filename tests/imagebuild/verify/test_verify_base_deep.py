@@ -28,7 +28,7 @@ def base(tmp_path: Path) -> Base:
     made = make_base(tmp_path, sys.executable)
     folder = made.script.parent / "imagebuild" / "deep"
     for file in folder.iterdir():
-        if file.name not in ENGINE:
+        if file.is_file() and file.name not in ENGINE:
             file.unlink()
     (folder / "held.py").write_text(HELD)
     (made.root / "tiny_base.py").write_text("WORD = 'real'\n")
