@@ -24,8 +24,9 @@ FIXTURES = {"real_tree", "real_base"}
 
 
 def pytest_configure() -> None:
-    """A shell starts background jobs with SIGINT ignored, and what tests start inherits that."""
+    """Background jobs of a shell ignore SIGINT, and those of nohup SIGHUP; both are inherited."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
