@@ -86,7 +86,7 @@ def test_a_killed_build_leaves_no_image_and_the_next_one_succeeds(repository: Re
 
 
 def test_second_clean_build_elsewhere_gives_the_same_digests(widest: First, tmp_path: Path) -> None:
-    """For each platform, and for the index over them. The last, since it wipes what others reuse."""
+    """For each platform and the index over them. The last, since it wipes what others reuse."""
     if os.environ.get("REQUIRE_ENGINE") == "1":  # only where the engine is nobody's
         assert docker("buildx", "prune", "--all", "--force").returncode == 0
     mine = widest.repository
