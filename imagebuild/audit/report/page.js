@@ -67,9 +67,12 @@
   find.addEventListener("input", apply);
   release.addEventListener("change", apply);
   form.addEventListener("submit", (event) => event.preventDefault());
-  form.addEventListener("reset", () => {
+  form.addEventListener("reset", (event) => {
+    event.preventDefault();  // the fields would be empty only after it
     for (const chip of chips) chip.setAttribute("aria-pressed", "false");
-    setTimeout(apply);  // the fields are empty only after this event
+    find.value = "";
+    release.selectedIndex = 0;
+    apply();
   });
 
   // One cell of the grid is in the tab order; arrows move on from it.
