@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
@@ -105,12 +106,12 @@ class Console:
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Progress]:
-        """Shows downloads: bars on a terminal, else a line every quarter."""
+        """Shows downloads: bars on a terminal, else a line every quarter. Any thread may tell."""
         if sys.stderr.isatty():
             with _bars(self._err) as show:
-                yield show
+                yield _in_turn(show)
         else:
-            yield self._quarters()
+            yield _in_turn(self._quarters())
 
     def _quarters(self) -> Progress:
         shown: dict[str, int] = {}
@@ -123,6 +124,17 @@ class Console:
                 self.step(f"{name}: {quarter * 25} % of {size}")
 
         return show
+
+
+def _in_turn(progress: Progress) -> Progress:
+    """The same, told by one thread at a time."""
+    lock = threading.Lock()
+
+    def show(name: str, done: int, total: int | None) -> None:
+        with lock:
+            progress(name, done, total)
+
+    return show
 
 
 def counted(number: int, word: str, plural: str = "") -> str:

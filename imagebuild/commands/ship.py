@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from imagebuild.commands.context import Context
@@ -17,19 +16,19 @@ def run(context: Context) -> int:
     hosts = list(dict.fromkeys(arguments.host))
     for host in hosts:
         shipping.address(host)  # a malformed one stops before anything is sent
-    lock = threading.Lock()
     running = shipping.Running()
     results: dict[str, shipping.Shipped | BuildError] = {}
     with console.progress() as progress:
 
-        def show(host: str, done: int, total: int | None) -> None:
-            with lock:
-                progress(host, done, total)
-
         def one(host: str) -> None:
             try:
                 results[host] = shipping.ship(
-                    image, host, console.command, show, compress=arguments.compress, running=running
+                    image,
+                    host,
+                    console.command,
+                    progress,
+                    compress=arguments.compress,
+                    running=running,
                 )
             except BuildError as error:
                 results[host] = error

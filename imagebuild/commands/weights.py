@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 
 from imagebuild.commands.context import Context
 from imagebuild.errors import BrokenError, UsageError
-from imagebuild.sources.download import Progress
 from imagebuild.sources.http import Http
 from imagebuild.sources.pipconf import read_settings, scrub
 from imagebuild.weights import fetch as fetching
@@ -38,7 +36,7 @@ def fetch(context: Context) -> int:
                 http,
                 jobs=arguments.jobs,
                 token=token if listing.revision else None,
-                progress=_locked(progress),
+                progress=progress,
             )
     console.result(f"{folder}: {len(listing.files)} files, all as {scrub(listing.source)} has them "
                    f"({done.kept} were there)", "green")  # fmt: skip
@@ -69,7 +67,7 @@ def verify(context: Context) -> int:
     folder = Path(arguments.folder)
     with console.progress() as progress:
         problems = verifying.check(folder, quick=arguments.quick, jobs=arguments.jobs,
-                                   progress=_locked(progress))  # fmt: skip
+                                   progress=progress)  # fmt: skip
     for problem in problems:
         console.result(f"x {problem}", "red")
     console.document({
@@ -96,14 +94,3 @@ def _licence(context: Context, listing: Listing) -> None:
                          "used; expected that you accept it, found that you did not",
                          hint=f"--accept-licence {listing.licence}, once you have read it; "
                          "speculation by mtp needs no such drafter")  # fmt: skip
-
-
-def _locked(progress: Progress) -> Progress:
-    """Progress that several threads may tell."""
-    lock = threading.Lock()
-
-    def show(name: str, done: int, total: int | None) -> None:
-        with lock:
-            progress(name, done, total)
-
-    return show

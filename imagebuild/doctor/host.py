@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from imagebuild.errors import UsageError, raise_collected
+from imagebuild.runtime import make_importable
 
 if TYPE_CHECKING:
     from serving.machine import Machine
@@ -81,8 +81,7 @@ def plan_of(asked: Asked, runtime: Path) -> Plan:
     Raises:
         UsageError: they are unknown, malformed or contradict each other.
     """
-    if str(runtime) not in sys.path:
-        sys.path.append(str(runtime))
+    make_importable(runtime)
     from serving.errors import KnobError
     from serving.resolve import IMAGE_CLUSTER, resolve
 

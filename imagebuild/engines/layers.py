@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
-import importlib
 import json
-import sys
 import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from imagebuild.errors import IntegrityError
+from imagebuild.sources import zstd
 
 # An index may stand in the archive's index, and another one in that.
 _DEPTH = 3
@@ -194,16 +193,10 @@ def _unpacked(blob: IO[bytes], media_type: str) -> Iterator[IO[bytes]]:
         with gzip.GzipFile(fileobj=blob) as stream:
             yield cast("IO[bytes]", stream)
     elif media_type.endswith("zstd"):
-        with _zstd(blob) as stream:
+        with zstd.open_stream(blob) as stream:
             yield stream
     else:
         yield blob
-
-
-def _zstd(blob: IO[bytes]) -> IO[bytes]:
-    # Python's own is the newer name of the same module.
-    name = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
-    return cast("IO[bytes]", importlib.import_module(name).open(blob, "rb"))
 
 
 def entries(tar: tarfile.TarFile) -> Iterator[Entry]:

@@ -7,13 +7,11 @@ nothing of ours must be installed there. A host that has the image already is le
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from urllib.parse import urlsplit
 from imagebuild.engines.docker import Echo
 from imagebuild.engines.failure import last_line
 from imagebuild.errors import BrokenError, EngineError, UsageError
+from imagebuild.sources import zstd
 from imagebuild.sources.disk import DiskError
 from imagebuild.sources.pipconf import scrub
 
@@ -304,7 +303,7 @@ def _copy(
     compress: bool,
 ) -> int:
     done = sent = 0
-    packer = _packer() if compress else None
+    packer = zstd.compressor(_COMPRESS_LEVEL) if compress else None
     while block := source.read(_BLOCK):
         done += len(block)
         packed = packer.compress(block) if packer else block
@@ -316,8 +315,3 @@ def _copy(
         target.write(rest)
         sent += len(rest)
     return sent
-
-
-def _packer() -> Any:  # noqa: ANN401  the same class under two names
-    name = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
-    return importlib.import_module(name).ZstdCompressor(_COMPRESS_LEVEL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ import jinja2
 import yaml
 
 from imagebuild.errors import UsageError, raise_collected
+from imagebuild.runtime import make_importable
 
 if TYPE_CHECKING:
     from serving.resolve import Plan
@@ -153,8 +153,7 @@ def _check(wanted: Wanted) -> None:
 
 def _plan(wanted: Wanted, runtime: Path) -> Plan:
     """What the entry point would make of it, with head and rank as the controller gives them."""
-    if str(runtime) not in sys.path:
-        sys.path.append(str(runtime))
+    make_importable(runtime)
     from serving.errors import KnobError
     from serving.profiles import PROFILES
     from serving.resolve import IMAGE_CLUSTER, resolve

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import yaml
 
 from imagebuild.config import ROOT
+from imagebuild.runtime import make_importable
 
 _ASSIGNMENT = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=(.*)")
 _DEFAULTED = re.compile(r"\$\{(\w+):?-([^}]+)\}")
@@ -185,8 +185,7 @@ def _knobs(values: Mapping[str, tuple[str, int]], file: str) -> list[Finding]:
 
 
 def _sentences(given: Mapping[str, str]) -> tuple[str, ...]:
-    if str(_RUNTIME) not in sys.path:
-        sys.path.append(str(_RUNTIME))
+    make_importable(_RUNTIME)
     from serving.errors import KnobError
     from serving.resolve import IMAGE_CLUSTER, resolve
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -98,6 +100,24 @@ def test_progress_without_a_terminal_is_a_line_a_quarter(
     assert capsys.readouterr().err == "".join(
         f"- a.whl: {quarter} % of 100 MB\n" for quarter in (25, 50, 75, 100)
     )
+
+
+def test_progress_is_told_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside, most = 0, 0
+
+    def tell(name: str, done: int, total: int | None) -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        moment.wait(0.02)
+        inside -= 1
+
+    moment = threading.Event()
+    console = Console()
+    monkeypatch.setattr(console, "_quarters", lambda: tell)
+    with console.progress() as show, ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda number: show(str(number), 1, 2), range(8)))
+    assert most == 1
 
 
 def test_one_is_no_plural() -> None:
